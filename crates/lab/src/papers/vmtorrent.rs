@@ -64,29 +64,55 @@ pub(super) const PAPER: Paper = Paper {
         Part {
             number: "figure 5",
             title: "playback, one host, 100 Mbit/s and 1 Gbit/s (Fedora)",
-            rows: &[row(
-                "boot (a Debian)",
-                "",
-                Picture(SIM, "swarm-playback-boot"),
-            )],
+            rows: &[
+                row("boot (a Debian)", "", Picture(SIM, "swarm-playback-boot")),
+                row(
+                    "a boot of Fedora",
+                    "",
+                    NotHere(
+                        "guests are built of Debian's packages alone; a boot of Debian is in",
+                        "floe-lab swarm-sim",
+                    ),
+                ),
+            ],
         },
         Part {
             number: "figure 6",
             title: "playback, one host, 100 Mbit/s and 1 Gbit/s (Ubuntu)",
-            rows: &[row(
-                "document (a Debian; theirs: a boot again)",
-                "",
-                Picture(SIM, "swarm-playback-document"),
-            )],
+            rows: &[
+                row(
+                    "document (a Debian; theirs: a boot again)",
+                    "",
+                    Picture(SIM, "swarm-playback-document"),
+                ),
+                row(
+                    "a boot of Ubuntu",
+                    "",
+                    NotHere(
+                        "guests are built of Debian's packages alone; a boot of Debian is in",
+                        "floe-lab swarm-sim",
+                    ),
+                ),
+            ],
         },
         Part {
             number: "figure 7",
             title: "playback, one host, 100 Mbit/s and 1 Gbit/s (Windows)",
-            rows: &[row(
-                "desktop (a Debian; theirs: a boot again; no Windows is at hand)",
-                "",
-                Picture(SIM, "swarm-playback-desktop"),
-            )],
+            rows: &[
+                row(
+                    "desktop (a Debian; theirs: a boot again; no Windows is at hand)",
+                    "",
+                    Picture(SIM, "swarm-playback-desktop"),
+                ),
+                row(
+                    "a boot of Windows",
+                    "",
+                    NotHere(
+                        "no Windows is at hand; a boot of Debian is in",
+                        "floe-lab swarm-sim",
+                    ),
+                ),
+            ],
         },
         Part {
             number: "figure 8",

@@ -69,6 +69,14 @@ pub(super) const PAPER: Paper = Paper {
                 row("page regex", "", Value(IO, "page-regex.reads")),
                 row("page object", "", Value(IO, "page-object.reads")),
                 row("page whatsnew", "", Value(IO, "page-whatsnew.reads")),
+                row(
+                    "how ten traces of each differ",
+                    "",
+                    NotHere(
+                        "there is one record of each; others are made by",
+                        "floe-lab record-launches",
+                    ),
+                ),
             ],
         },
         Part {
@@ -90,6 +98,14 @@ pub(super) const PAPER: Paper = Paper {
                 row("page regex", "", Value(IO, "page-regex.read_mb")),
                 row("page object", "", Value(IO, "page-object.read_mb")),
                 row("page whatsnew", "", Value(IO, "page-whatsnew.read_mb")),
+                row(
+                    "how ten traces of each differ",
+                    "",
+                    NotHere(
+                        "there is one record of each; others are made by",
+                        "floe-lab record-launches",
+                    ),
+                ),
             ],
         },
         Part {
@@ -193,6 +209,14 @@ pub(super) const PAPER: Paper = Paper {
                     "boots, by the host's default",
                     "",
                     Value(IO, "bfq.curve.warm_boot7"),
+                ),
+                row(
+                    "Windows",
+                    "",
+                    NotHere(
+                        "there is no map of NTFS; guests of Linux are in",
+                        "floe-lab io --full",
+                    ),
                 ),
             ],
         },

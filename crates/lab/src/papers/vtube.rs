@@ -123,6 +123,14 @@ pub(super) const PAPER: Paper = Paper {
                     "",
                     Value("stream-real", "usable_s"),
                 ),
+                row(
+                    "over public wireless and 4G",
+                    "",
+                    NotHere(
+                        "no such network is at hand; recorded links are in",
+                        "make lab FLOE_LINK_TRACES=DIRECTORY",
+                    ),
+                ),
             ],
         },
         Part {
@@ -166,11 +174,19 @@ pub(super) const PAPER: Paper = Paper {
                     Picture(SIM, "overhead"),
                 ),
                 row(
+                    "Avidemux, which converts films",
+                    "below 40 % beyond a local run",
+                    NotHere(
+                        "it is no package of Debian, and no workload converts films; compilation is in",
+                        "floe-lab stream-sim",
+                    ),
+                ),
+                row(
                     "frames of a film in a second",
                     "25.0",
                     NotHere(
                         "an emulated guest draws no 25 frames in a second even from a local disk; what a player reads in time is in",
-                        "floe-lab io",
+                        "floe-lab io --full",
                     ),
                 ),
                 row(
