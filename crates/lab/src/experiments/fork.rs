@@ -33,18 +33,19 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         ("pause_ms_p50_64mb", context.pick(64, 16)),
         ("pause_ms_p50_256mb", context.pick(256, 32)),
     ];
-    let descriptors = pauses(context, &mut report, &guest, memory, &light)?;
+    let descriptors = pauses(context, &mut report, &guest, memory, &light, None)?;
     report.add("descriptor_kb", "kB", &descriptors);
     // a guest of 1 GB has no room for that much
     let heavy = [("pause_ms_p50_1024mb", context.pick(1024, 64))];
-    pauses(context, &mut report, &guest, memory * 2, &heavy)?;
+    let busy = Some("pause_ms_p50_1024mb_busy");
+    pauses(context, &mut report, &guest, memory * 2, &heavy, busy)?;
     clones(context, &mut report)?;
     from_blanks(context, &mut report)?;
     super::fork_answers::add(context, &mut report)?;
     super::fork_hosts::add(context, &mut report)?;
     report.note(
         "pauses: two CPUs, so many MB of bytes, no two pages alike, written to memory since the guest's start, and what the guest itself wrote \
-         (1024 MB in a guest of 2 GB, the others of 1 GB); \
+         (1024 MB in a guest of 2 GB, the others of 1 GB); busy: while it also writes 64 MB again and again; \
          clones: of a guest of busybox with 128 MB, from the call until the last one executes; own CPU: that of the node's \
          process until then, divided by the number of clones",
     );
@@ -52,13 +53,15 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
 }
 
 /// Measures the parent's pause for each number of MB that it has written since its own start; `figures` has names of
-/// figures with their MB, in ascending order. Returns the sizes of the descriptors in kB.
+/// figures with their MB, in ascending order. `busy` names the same pause while the guest writes again and again. Returns the sizes of the
+/// descriptors in kB.
 fn pauses(
     context: &Context,
     report: &mut Report,
     guest: &Guest,
     memory: u64,
     figures: &[(&str, u64)],
+    busy: Option<&str>,
 ) -> anyhow::Result<Samples> {
     let scratch = context.scratch.join(format!("pauses-{}", memory >> 20));
     let node = Node::start(None, &scratch, false)?;
@@ -77,23 +80,36 @@ fn pauses(
     start(&node, "booted", "web")?;
     let mut descriptors = Samples::default();
     let mut filled = 0;
-    for &(key, megabytes) in figures {
-        fill(&node, "web", megabytes - filled, key)?;
-        filled = megabytes;
-        let mut pauses = Samples::default();
-        for _ in 0..context.pick(9, 2) {
-            let outcome = fork(&node, "web", 1)?;
-            pauses.push(outcome.pause_ms.context("a fork tells its pause")?);
-            descriptors.push(told(&outcome)?.descriptor_bytes as f64 / 1e3);
-            end(&node, "web")?;
-        }
-        report.add(key, "ms", &pauses).against(
+    let rounds = context.pick(9, 2);
+    let mut tell = |key: &str, pauses: &Samples| {
+        report.add(key, "ms", pauses).against(
             "QEMU's stop and migrate of an idle guest to a file",
             "ms",
             migrations.median(),
         );
+    };
+    for &(key, megabytes) in figures {
+        fill(&node, "web", megabytes - filled, key)?;
+        filled = megabytes;
+        tell(key, &pauses_of(&node, rounds, &mut descriptors)?);
+    }
+    if let (Some(key), Some((filled, _))) = (busy, figures.last()) {
+        node.tell("web", &write_again_and_again(filled), FILL_MAX)?;
+        tell(key, &pauses_of(&node, rounds, &mut descriptors)?);
     }
     Ok(descriptors)
+}
+
+/// Forks the machine `web` so many times, into one clone each. Returns its pauses in ms, and adds the sizes of the descriptors in kB.
+fn pauses_of(node: &Node, rounds: usize, descriptors: &mut Samples) -> anyhow::Result<Samples> {
+    let mut pauses = Samples::default();
+    for _ in 0..rounds {
+        let outcome = fork(node, "web", 1)?;
+        pauses.push(outcome.pause_ms.context("a fork tells its pause")?);
+        descriptors.push(told(&outcome)?.descriptor_bytes as f64 / 1e3);
+        end(node, "web")?;
+    }
+    Ok(pauses)
 }
 
 /// Measures the time from the call until the last of n clones executes.
@@ -216,6 +232,12 @@ fn fill(node: &Node, machine: &str, megabytes: u64, name: &str) -> anyhow::Resul
     let file = format!("/dev/shm/{name}");
     let command = format!("{}; ls -l {file}", write_distinct(megabytes, &file));
     node.tell(machine, &command, FILL_MAX).map(drop)
+}
+
+/// Returns a command of a shell that, beside it, writes the first 64 MB of a file that [`fill`] has made to memory again and again.
+fn write_again_and_again(name: &str) -> String {
+    let copy = format!("dd if=/dev/shm/{name} of=/dev/shm/busy bs=1M count=64 conv=notrunc");
+    format!("(while :; do {copy}; done) >/dev/null 2>&1 &")
 }
 
 fn fork(node: &Node, parent: &str, clones: u32) -> anyhow::Result<Outcome> {

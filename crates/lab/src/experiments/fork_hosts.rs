@@ -184,7 +184,7 @@ fn copies(
         for round in 0..context.pick(2, 1) {
             let dir = context.scratch.join(format!("sent{n}-{round}"));
             let before = segment.sent_bytes(0)?;
-            let copies = qemu.copies_of(&dir, hardware, n, |number, state| {
+            let copies = qemu.copies_of(&dir, hardware, n, None, |number, state| {
                 let there = state.with_file_name(format!("state{number}"));
                 send(segment, number + 1, state, &there)?;
                 Ok(there)

@@ -15,6 +15,8 @@ use std::time::{Duration, Instant};
 
 /// Longest time for a guest to boot, or for QEMU to save or load it.
 const PATIENCE: Duration = Duration::from_secs(300);
+/// Longest time for a copy among many to do what it is asked once it has answered.
+const ASKED_MAX: Duration = Duration::from_secs(900);
 /// How often awaited conditions are checked.
 const LOOK_EVERY: Duration = Duration::from_millis(2);
 
@@ -77,6 +79,8 @@ pub struct Copies {
     pub running: Samples,
     /// Their web servers had answered.
     pub answered: Samples,
+    /// Their shells had then run a command, if there is one.
+    pub asked: Samples,
 }
 
 /// A QEMU that was started without floe.
@@ -195,15 +199,17 @@ impl PlainQemu {
         hardware: Hardware,
         count: usize,
     ) -> anyhow::Result<Copies> {
-        self.copies_of(dir, hardware, count, |_, state| Ok(state.to_owned()))
+        self.copies_of(dir, hardware, count, None, |_, state| Ok(state.to_owned()))
     }
 
-    /// The same where each copy, by its number from 0, loads a file of its own, which `bring` makes of the one that was written.
+    /// The same where each copy, by its number from 0, loads a file of its own, which `bring` makes of the one that was written. The shell of a
+    /// copy that has answered runs `then`.
     pub fn copies_of(
         &mut self,
         dir: &Path,
         hardware: Hardware,
         count: usize,
+        then: Option<&str>,
         bring: impl Fn(usize, &Path) -> anyhow::Result<PathBuf> + Sync,
     ) -> anyhow::Result<Copies> {
         std::fs::create_dir_all(dir)?;
@@ -227,12 +233,20 @@ impl PlainQemu {
             let mut copy = PlainQemu::load(&dir, hardware, &bring(number, &state)?)?;
             let running = ms();
             until_it_answers(copy.forward()?)?;
-            Ok((copy, running, ms()))
+            let answered = ms();
+            let Some(command) = then else {
+                return Ok((copy, running, answered, None));
+            };
+            copy.tell(command, ASKED_MAX)?;
+            Ok((copy, running, answered, Some(ms())))
         })?;
         let mut times = Copies::default();
-        for (_, running, answered) in &copies {
+        for (_, running, answered, asked) in &copies {
             times.running.push(*running);
             times.answered.push(*answered);
+            if let Some(asked) = asked {
+                times.asked.push(*asked);
+            }
         }
         drop(copies);
         std::fs::remove_dir_all(dir)?;
