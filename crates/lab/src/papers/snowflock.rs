@@ -190,6 +190,14 @@ pub(super) const PAPER: Paper = Paper {
                 row("rendering", "", Value("apps", "povray.speedup")),
                 row("distcc", "", Value("distcc", "speedup")),
                 row(
+                    "speedup of machines that already run, BLAST",
+                    "",
+                    Against("apps", "blast.speedup"),
+                ),
+                row("ClustalW", "", Against("apps", "clustalw.speedup")),
+                row("rendering", "", Against("apps", "povray.speedup")),
+                row("distcc", "", Against("distcc", "speedup")),
+                row(
                     "BLAST on clones on two hosts / machines that run there",
                     "<= 1.07",
                     Value("apps", "two_hosts.blast.over_zero_cost"),
