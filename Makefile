@@ -18,7 +18,7 @@ GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
 # The lab's experiments in the order of docs/benchmarks.md, which explains them; lab/results records them.
 EXPERIMENTS := import dedup template disk touch fault capture fork avoid mcast restore exec hardware independent dock pool activate input park resume-wan
-EXPERIMENTS += offload advise isolation density io io-sim cpu-sim io-who io-cost cpu-user churn ways hammer fuzz apps distcc
+EXPERIMENTS += offload advise isolation density io io-sim cpu-sim io-who io-cost cpu-user churn ways hammer fuzz apps apps-hosts distcc
 EXPERIMENTS += stream-sim swarm-sim swarm-real swarm-cost swarm-storm stream-real two-streams page train optimize hub-hostile odd-sources build test
 
 .PHONY: help deps build deb tarball static demo test test-all flaky fmt lint doc fuzz hammer programs guests interface kvm-check lab completions clean

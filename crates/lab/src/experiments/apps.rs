@@ -1,6 +1,6 @@
 //! `apps`: the cost of a job on clones that are made for it and end with it, compared with machines that already run and
-//! have everything in memory: SnowFlock's zero-cost fork (section 5.1), on one host and then on two (`apps_hosts`). The programs are
-//! Debian's own. A compilation, which its parent hands out in small pieces, is `distcc`.
+//! have everything in memory: SnowFlock's zero-cost fork (section 5.1). The programs are Debian's own. The same on two
+//! hosts is `apps-hosts`; a compilation, which its parent hands out in small pieces, is `distcc`.
 use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, interleave};
@@ -33,15 +33,15 @@ const HOST: &str = "10.0.2.2";
 pub(super) const PARENT: &str = "web";
 
 /// A job that is done in parts.
-struct Job {
-    name: &'static str,
+pub(super) struct Job {
+    pub name: &'static str,
     /// What one unit of its work is.
-    unit: &'static str,
+    pub unit: &'static str,
     /// Units that each machine does to measure how long they take: some seconds.
-    probe: usize,
+    pub probe: usize,
 }
 
-const JOBS: [Job; 4] = [
+pub(super) const JOBS: [Job; 4] = [
     Job {
         name: "blast",
         unit: "8 queries of 1000 bases in a genome of 8 million",
@@ -63,6 +63,14 @@ const JOBS: [Job; 4] = [
         probe: 1,
     },
 ];
+
+impl Job {
+    /// Returns how many units of it make a part of this length for each of so many machines, if its probe took so many seconds on them.
+    pub fn units(&self, machines: usize, probe_seconds: f64, part: Duration) -> usize {
+        let each = self.probe as f64 * part.as_secs_f64() / probe_seconds;
+        each.round().max(1.0) as usize * machines
+    }
+}
 
 /// The lines that parts send when they have done their work.
 struct Results {
@@ -125,7 +133,6 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         standing,
         rounds,
     };
-    let mut sizes = Vec::new();
     for job in &JOBS {
         let units = if context.quick {
             count
@@ -135,11 +142,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         let prefix = format!("{}.", job.name);
         add_took(&mut report, &prefix, &lab.parts(job.name, units)?);
         report.note(format!("{}: {units} units, each {}", job.name, job.unit));
-        sizes.push((job.name, units));
     }
-    drop(lab); // its guests would run beside those of two hosts
-    let on_two = context.pick(&sizes[..], &sizes[..1]);
-    super::apps_hosts::add(context, &mut report, on_two, rounds)?;
     report.note(format!(
         "{count} clones of one CPU and 1 GB on {count} cores, made by the program's own call; from the command in the parent until all \
          of them have ended and it is told so. The alternative: {count} machines of the same image that have done the same work \
@@ -291,8 +294,7 @@ impl Lab {
         // the first time, machines have to translate all code and copy pages on write
         self.on_standing(job.name, probe)?;
         let (seconds, _) = self.on_standing(job.name, probe)?;
-        let each = job.probe as f64 * PART.as_secs_f64() / seconds;
-        Ok(each.round().max(1.0) as usize * self.standing.len())
+        Ok(job.units(self.standing.len(), seconds, PART))
     }
 
     /// Measures a job of independent parts: on machines that already run, on clones, and on one machine that does all parts.
@@ -399,6 +401,14 @@ pub(super) fn only(node: &Node, machines: usize) -> anyhow::Result<()> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn each_machine_has_the_same_units_and_at_least_one() {
+        let [blast, ..] = &JOBS;
+        assert_eq!(blast.probe, 8);
+        assert_eq!(blast.units(2, 4.0, Duration::from_secs(45)), 180);
+        assert_eq!(blast.units(3, 4000.0, Duration::from_secs(45)), 3);
+    }
 
     #[test]
     fn results_that_differ_from_those_of_the_first_time_are_a_fault() {

@@ -1,10 +1,10 @@
-//! A part of `apps`, after SnowFlock's figure 5: the same jobs on clones that are spread over two hosts, compared with machines that already run
-//! on both and have everything in memory. The hosts are network namespaces with a gigabit link between them, over which a clone reads what it
+//! `apps-hosts`: the jobs of `apps` on clones that are spread over two hosts, compared with machines that already run on both and have
+//! everything in memory (SnowFlock's figure 5). The hosts are network namespaces with a gigabit link between them, over which a clone reads what it
 //! touches of its parent's memory; they share this machine's processors.
 use super::activate::{host_name, join};
 use super::apps::{
-    JOB_MAX, PARENT, Still, Took, add_took, capture_warm, on_one, only, quiet, run_image, run_warm,
-    same,
+    JOB_MAX, JOBS, Job, PARENT, ROUNDS, Still, Took, add_took, capture_warm, on_one, only, quiet,
+    run_image, run_warm, same,
 };
 use super::exec::Floe;
 use super::live::{Node, at_once};
@@ -14,8 +14,11 @@ use anyhow::{Context as _, ensure};
 use floe_api::paths::Home;
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
+/// How long a part should take on machines that already run: clones lose the same seconds whatever the job is, so that a shorter one shows
+/// more of them.
+const PART: Duration = Duration::from_secs(30);
 /// How many hosts.
 const HOSTS: usize = 2;
 /// Where a part's line is in the guest that has done it, or all of them in the parent of clones.
@@ -49,29 +52,31 @@ struct Site {
     standing: Vec<String>,
 }
 
-/// Adds the figures of these jobs, each with its number of units, to those of `apps`.
-pub(super) fn add(
-    context: &Context,
-    report: &mut Report,
-    jobs: &[(&str, usize)],
-    rounds: usize,
-) -> anyhow::Result<()> {
-    let names = jobs.iter().map(|(job, _)| *job);
-    let site = Site::new(context, &names.collect::<Vec<_>>())?;
-    for (job, units) in jobs {
-        let (took, sent) = site.job(job, *units, rounds)?;
-        let prefix = format!("two_hosts.{job}.");
-        add_took(report, &prefix, &took);
+/// Runs the experiment. A quick run does a little of the first job.
+pub fn run(context: &Context) -> anyhow::Result<Report> {
+    let mut report = Report::new("apps-hosts", context.quick);
+    let jobs = context.pick(&JOBS[..], &JOBS[..1]);
+    let site = Site::new(context, jobs)?;
+    for job in jobs {
+        let units = match context.quick {
+            true => site.standing.len(),
+            false => site.units(job)?,
+        };
+        let (took, sent) = site.job(job.name, units, context.pick(ROUNDS, 1))?;
+        let prefix = format!("{}.", job.name);
+        add_took(&mut report, &prefix, &took);
         report.add(&format!("{prefix}sent_mb"), "MB", &sent);
+        report.note(format!("{}: {units} units, each {}", job.name, job.unit));
     }
     report.note(format!(
-        "two_hosts: {} clones, spread evenly over {HOSTS} hosts, network namespaces with a gigabit link between them, which share the \
-         processors; before each round the other host forgets what its clones have fetched. The alternative: as many machines of the same \
-         image, which run on both hosts and have done the same work before. sent: all bytes that left the parent's host in a round of clones, \
-         headers included",
+        "{} clones of one CPU and 1 GB, spread evenly over {HOSTS} hosts, network namespaces with a gigabit link between them, which share the \
+         processors; they are made by the program's own call; from the command in the parent until all of them have ended; before each round the other host \
+         forgets what its clones have fetched. The alternative: as many machines of the same image, which run on both hosts and have done the \
+         same work before; speedup: over one such machine that does all of it, once. Results are compared by checksum. sent: all bytes that \
+         left the parent's host in a round of clones, headers included",
         site.standing.len()
     ));
-    Ok(())
+    Ok(report)
 }
 
 /// Returns the host of a part of a job on machines that already run.
@@ -81,7 +86,7 @@ fn host_of(part: usize) -> usize {
 
 impl Site {
     /// Starts the hosts, and on them a parent and the machines that run all the time, which have done a unit of each job.
-    fn new(context: &Context, jobs: &[&str]) -> anyhow::Result<Site> {
+    fn new(context: &Context, jobs: &[Job]) -> anyhow::Result<Site> {
         let count = std::thread::available_parallelism()?.get();
         let segment = Segment::new(HOSTS).context("hosts of our own need root")?;
         let everywhere = format!("{},here", host_name(1));
@@ -89,14 +94,14 @@ impl Site {
         let mut nodes = Vec::new();
         for number in 0..HOSTS {
             segment.as_gigabit(number)?;
-            let home = context.scratch.join(format!("apps-host{number}"));
+            let home = context.scratch.join(format!("host{number}"));
             let flags = if number == 0 { &flags[..] } else { &[] };
             nodes.push(Node::start_with(Some(segment.host(number)), &home, flags)?);
         }
         join(&segment, &nodes)?;
         let works: Vec<String> = jobs
             .iter()
-            .map(|job| format!("apps part {job} 0 1 1"))
+            .map(|job| format!("apps part {} 0 1 1", job.name))
             .collect();
         capture_warm(&nodes[0], &works)?;
         let standing: Vec<String> = (0..count).map(|n| format!("standing{n}")).collect();
@@ -133,6 +138,16 @@ impl Site {
         let all = self.standing.iter().enumerate();
         let here = all.filter(|(part, _)| host_of(*part) == host);
         here.map(|(_, name)| name.clone()).collect()
+    }
+
+    /// Returns how many units of a job make parts of the intended length.
+    fn units(&self, job: &Job) -> anyhow::Result<usize> {
+        let machines = self.standing.len();
+        let probe = job.probe * machines;
+        // the first time, machines have to translate all code and copy pages on write
+        self.on_standing(job.name, probe)?;
+        let (seconds, _) = self.on_standing(job.name, probe)?;
+        Ok(job.units(machines, seconds, PART))
     }
 
     /// Measures a job on machines that already run, on clones, and on one machine that does all of it. Also returns how many MB left the

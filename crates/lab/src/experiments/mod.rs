@@ -7,7 +7,7 @@ pub mod activate;
 mod activate_ways;
 pub mod advise;
 pub mod apps;
-mod apps_hosts;
+pub mod apps_hosts;
 pub mod avoid;
 pub mod build;
 pub mod capture;
@@ -146,8 +146,13 @@ pub const ALL: &[Experiment] = &[
     },
     Experiment {
         name: "apps",
-        about: "BLAST, ClustalW, POV-Ray and a sort on clones, on one host and on two, against machines that already run",
+        about: "BLAST, ClustalW, POV-Ray and a sort on clones, against machines that already run",
         run: apps::run,
+    },
+    Experiment {
+        name: "apps-hosts",
+        about: "the same jobs on clones on two hosts, against machines that already run there",
+        run: apps_hosts::run,
     },
     Experiment {
         name: "distcc",
