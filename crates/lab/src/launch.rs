@@ -4,7 +4,7 @@
 //! - [`Launch`] is one that is ready to be replayed: its computing as long as on a host of ordinary speed, its places moved together.
 //! - [`Play`] decides when which request is made, without I/O and clock. The replay through a mount ([`crate::experiments::io`]) and the
 //!   simulator ([`crate::io_sim`]) ask the same code.
-//! - [`recorded`] makes a script of what QEMU has traced of a guest's requests ([`noted`]).
+//! - [`recorded`] makes a script of what QEMU has traced of a guest's requests ([`noted`]) and of what the guest's kernel has ([`traced`]): who asked.
 //!
 //! Requests that the program made without waiting for an answer are made without waiting here too; any other one waits until all before it are done, and
 //! for as long as the program computed then.
@@ -13,6 +13,7 @@
 mod files;
 #[path = "../guests/io_script.rs"]
 mod script;
+mod truth;
 
 use anyhow::Context as _;
 pub use files::mix;
@@ -21,6 +22,7 @@ pub use script::{Does, REQUEST_BYTES_MAX, Recorded, Script};
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::Path;
+pub use truth::{NOBODY, Traced, traced};
 
 /// What a recorded file's name ends with.
 const SUFFIX: &str = "launch";
@@ -54,7 +56,7 @@ pub struct Step {
     pub offset: u64,
     /// How much.
     pub bytes: u64,
-    /// Who asks.
+    /// Who asks, in truth; [`NOBODY`] if that isn't known.
     pub program: String,
 }
 
@@ -368,8 +370,9 @@ pub struct Recording<'a> {
 }
 
 /// Makes a script of what was noted from the input until the end: a request has waited for all before it if they were done when it came. `None` if
-/// nothing was asked for.
-pub fn recorded(of: Recording, noted: &[Noted]) -> Option<Script> {
+/// nothing was asked for. `traced` is what the guest's kernel says of the same time.
+pub fn recorded(of: Recording, noted: &[Noted], traced: &[Traced]) -> Option<Script> {
+    let mut truth = truth::Truth::new(traced);
     let mut requests: Vec<Recorded> = Vec::new();
     let mut done_us = of.input_us;
     let within = noted
@@ -380,6 +383,7 @@ pub fn recorded(of: Recording, noted: &[Noted]) -> Option<Script> {
         let waited = requests.is_empty() || noted.unix_us >= done_us;
         let mut think_us = waited.then(|| noted.unix_us - done_us);
         done_us = noted.done_us.max(done_us);
+        let program = truth.who(noted);
         let (mut from, end) = (noted.offset, noted.offset + noted.bytes);
         loop {
             let bytes = (end - from).min(REQUEST_BYTES_MAX as u64);
@@ -388,7 +392,7 @@ pub fn recorded(of: Recording, noted: &[Noted]) -> Option<Script> {
                 does: noted.does,
                 offset: from,
                 bytes: bytes as usize,
-                program: of.name.to_owned(),
+                program: program.to_owned(),
                 after_input: requests.is_empty(),
             });
             from += bytes;
@@ -639,15 +643,19 @@ mod tests {
             input_us: 1_001_000,
             until_us: 1_009_500,
         };
-        let script = recorded(of, &noted).unwrap();
+        let traced = traced(
+            "a-5 ( 5) [0] . 1: block_bio_queue: 254,0 R 16 + 8 [icewm]\nb-6 ( 6) [0] . 1: block_bio_queue: 254,0 RA 128 + 4096 [xpdf]\n\
+            c-7 ( 7) [0] . 1: block_bio_queue: 254,0 FWS 8 + 1 [jbd2/vda-8]\n",
+        );
+        let script = recorded(of, &noted, &traced).unwrap();
         assert_eq!(
             script.text(),
-            "launch xpdf\nslowdown 8\ninput\n4000 read 8192 4096 xpdf\n+ read 65536 1048576 xpdf\n+ read 1114112 1048576 xpdf\n\
-            1000 flush 0 0 xpdf\n1000 write 4096 512 xpdf\n"
+            "launch xpdf\nslowdown 8\ninput\n4000 read 8192 4096 icewm\n+ read 65536 1048576 xpdf\n+ read 1114112 1048576 xpdf\n\
+            1000 flush 0 0 jbd2\n1000 write 4096 512 jbd2\n"
         );
         assert_eq!(Script::parse(&script.text()).unwrap(), script);
         let until_us = 1_004_000;
-        assert!(recorded(Recording { until_us, ..of }, &noted).is_none());
+        assert!(recorded(Recording { until_us, ..of }, &noted, &traced).is_none());
         assert!(self::noted("9:virtio_blk_handle_read vdev 0xa\n").is_err());
         assert!(
             self::noted("9@1.0:virtio_blk_handle_trim vdev a req b sector 1 nsectors 1\n").is_err()

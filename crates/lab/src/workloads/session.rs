@@ -102,7 +102,21 @@ impl Session {
         self.expect(".", patience)
     }
 
-    /// The same for a line that must succeed.
+    /// The same for a line that must succeed, whose output is returned: less than half of what is remembered of the console.
+    pub fn output(&mut self, line: &str, patience: Duration) -> anyhow::Result<String> {
+        self.asked += 1;
+        let number = self.asked;
+        let tells = |mark: &str| format!("echo floe-$((1000 + {number})){mark}");
+        self.type_line(&format!("{}; {line}; {}$?.", tells("-"), tells("=")))?;
+        self.expect(&format!("floe-{}-", 1000 + number), patience)?;
+        let output = self.expect(&format!("floe-{}=", 1000 + number), patience)?;
+        match &*self.expect(".", patience)? {
+            "0" => Ok(output),
+            status => bail!("{line:?} ended with status {status}"),
+        }
+    }
+
+    /// Types a line that must succeed into the shell and waits until it was executed.
     pub fn shell(&mut self, line: &str, patience: Duration) -> anyhow::Result<()> {
         match &*self.try_shell(line, patience)? {
             "0" => Ok(()),

@@ -1,14 +1,15 @@
 //! `floe-lab record-launches`: makes the records that `io` replays. Programs are launched in a real desktop guest, by keys and by a shell; its QEMU traces
-//! each request of its disk, when it came and when it was done.
+//! each request of its disk, when it came and when it was done; the guest's own kernel traces who asked.
 //!
 //! Everything is done twice: the second time is recorded, after the guest has forgotten what it has read (of warm launches, as much of it as
 //! it had no room for). The disk is in this host's memory then, and what passes between an answer and the next request is the guest's own
 //! computing. How many times longer an emulated guest computes than this host is measured by the same loop of the same shell in both.
 
 use crate::guest::{Guest, READY};
-use crate::launch::{self, Recording, noted, recorded};
+use crate::launch::{self, NOBODY, Recording, noted, recorded, traced};
 use crate::workloads::Session;
 use anyhow::{Context as _, bail};
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitCode, Stdio};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -33,6 +34,12 @@ const TRACED: [&str; 3] = [
     "virtio_blk_handle_write",
     "virtio_blk_req_complete",
 ];
+
+/// What the guest's kernel traces, from its first second on, and where it does so.
+const EVENT: &str = "block:block_bio_queue";
+const TRACING: &str = "/sys/kernel/tracing";
+/// Lines of that which the guest prints at a time: what is remembered of its console has room for twice as many.
+const LINES: usize = 200;
 
 /// How something is launched.
 #[derive(Clone, Copy)]
@@ -176,7 +183,8 @@ impl Machine {
         command.args(["-accel", "tcg", "-m", "512M", "-smp", "1"]);
         command.arg("-kernel").arg(guest.kernel());
         command.arg("-initrd").arg(guest.initrd());
-        command.args(["-append", &guest.cmdline()?]);
+        let line = format!("{} trace_event={EVENT}", guest.cmdline()?);
+        command.args(["-append", &line]);
         command.args(["-serial", &socket(&serial), "-qmp", &socket(&monitor)]);
         let disk = guest.disk();
         let drive = format!("file={},if=virtio,format=raw,snapshot=on", disk.display());
@@ -240,20 +248,21 @@ impl Recorder<'_> {
             session.expect(READY, PATIENCE)?;
         }
         let until_us = unix_us()?;
+        let asked = asked(&mut session)?;
         self.slowdown = slowdown(&mut session)?;
         eprintln!(
             "the guest computes {:.1} times longer than this host",
             self.slowdown
         );
         if record.is_some() {
-            self.store(BOOT, (self.machine.began_us, until_us))?;
+            self.store(BOOT, (self.machine.began_us, until_us), &asked)?;
         }
         Ok(session)
     }
 
     /// Launches a program, twice.
     fn program(&self, session: &mut Session, name: &str, how: How) -> anyhow::Result<()> {
-        let mut within = (0, 0);
+        let (mut within, mut told) = ((0, 0), String::new());
         for _ in 0..TIMES {
             if let How::Page(_) = how {
                 begin(session, How::Key("b", "netsurf"))?;
@@ -265,6 +274,8 @@ impl Recorder<'_> {
             if let How::Page(page) = how {
                 address(session, page)?;
             }
+            let anew = format!("(cd {TRACING} && echo > trace && echo 1 > tracing_on)");
+            session.shell(&anew, PATIENCE)?;
             let from_us = unix_us()?;
             begin(session, how).with_context(|| format!("launching {name}"))?;
             // a command is over when it has ended
@@ -272,12 +283,19 @@ impl Recorder<'_> {
                 session.wait(DRAWN)?;
             }
             within = (from_us, unix_us()?);
+            told = asked(session)?;
             end(session, how)?;
         }
-        self.store(name, within)
+        self.store(name, within, &told)
     }
 
-    fn store(&self, name: &str, (input_us, until_us): (u64, u64)) -> anyhow::Result<()> {
+    /// Stores what was asked for meanwhile; `told` is what the guest's kernel says of it.
+    fn store(
+        &self,
+        name: &str,
+        (input_us, until_us): (u64, u64),
+        told: &str,
+    ) -> anyhow::Result<()> {
         let trace = &self.machine.trace;
         let text = std::fs::read_to_string(trace);
         let text = text.with_context(|| format!("cannot read {}", trace.display()))?;
@@ -287,17 +305,45 @@ impl Recorder<'_> {
             input_us,
             until_us,
         };
-        let Some(script) = recorded(of, &noted(&text)?) else {
+        let Some(script) = recorded(of, &noted(&text)?, &traced(told)) else {
             anyhow::ensure!(name.starts_with(WARM), "{name} has asked for nothing");
             eprintln!("{name}: the guest has forgotten nothing of it, and there is no record");
             return Ok(());
         };
+        let programs = script.requests.iter().map(|request| &*request.program);
+        let known = programs.clone().filter(|program| *program != NOBODY);
+        let distinct: BTreeSet<&str> = known.clone().collect();
+        anyhow::ensure!(
+            !distinct.is_empty(),
+            "{name}: the guest's kernel tells of no request who asked"
+        );
         let seconds = (until_us - input_us) as f64 / 1e6;
         eprintln!(
-            "{name}: {} requests in {seconds:.1} s",
-            script.requests.len()
+            "{name}: {} requests in {seconds:.1} s, {} of them of {} programs",
+            programs.count(),
+            known.count(),
+            distinct.len()
         );
         launch::store(self.out, &script)
+    }
+}
+
+/// Returns what the guest's kernel has traced, which it stops to do.
+fn asked(session: &mut Session) -> anyhow::Result<String> {
+    // threads are traced with their processes from the first time on
+    let stop = format!(
+        "([ -e {TRACING}/trace ] || mount -t tracefs tracefs {TRACING}; cd {TRACING} && echo 0 > tracing_on && echo 1 > options/record-tgid)"
+    );
+    session.shell(&stop, PATIENCE)?;
+    let (mut text, mut line) = (String::new(), 1);
+    loop {
+        let print = format!("tail -n +{line} {TRACING}/trace | head -n {LINES}");
+        let part = session.output(&print, PATIENCE)?;
+        if part.trim().is_empty() {
+            return Ok(text);
+        }
+        text += &part;
+        line += LINES;
     }
 }
 
@@ -362,7 +408,6 @@ fn unix_us() -> anyhow::Result<u64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use std::collections::BTreeSet;
 
     #[test]
     fn records_have_names_of_their_own_that_a_file_and_a_line_may_have() {

@@ -1,20 +1,24 @@
 //! Replays of recorded launches on a real disk, and of a film: a player reads its frames some time ahead.
 
 use super::disk::{Buffer, Target};
-use crate::launch::{Launch, Next, Play, REQUEST_BYTES_MAX};
+use crate::launch::{Launch, NOBODY, Next, Play, REQUEST_BYTES_MAX};
 use anyhow::Context as _;
 use crossbeam_channel::{Receiver, RecvTimeoutError, Sender, bounded, unbounded};
 use floe_mount::MachineHandle;
 use floe_sched::Op;
 use floe_sched::classify::{Name, Told};
-use std::collections::VecDeque;
+use std::collections::BTreeMap;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 /// Requests of a machine that are made at the same time: what a guest's block layer has under way for a program.
 const LANES: usize = 8;
-/// How long after a request a guest's agent tells who has made it.
+/// How long after a request a guest's agent tells who has made it, and how long it holds back what comes then.
 const AGENT_LATE: Duration = Duration::from_millis(20);
+const AGENT_HOLD: Duration = Duration::from_millis(40);
+/// Programs that it tells of at once, and places of each.
+const TOLD_AT_ONCE: usize = 4;
+const PLACES_MAX: usize = 48;
 /// What a replay's writes put into a disk.
 const WRITTEN: u8 = 5;
 /// Bytes of a frame, and how long it is shown: 7.4 Mbit/s.
@@ -118,34 +122,67 @@ pub struct Replayed {
     pub reads_s: f64,
 }
 
-/// What a guest's agent tells later.
+/// What a guest's agent tells, which is all that the product knows of the truth in a record: later, of several requests at once, and of those few
+/// programs first that have read most. It does as `floe-guest` does.
 #[derive(Default)]
 struct Words {
-    due: VecDeque<(Instant, Told)>,
+    /// What was read and not told of yet: offsets and bytes.
+    read: BTreeMap<Name, Vec<(u64, u64)>>,
+    /// When it looks next, if anything was read.
+    looks: Option<Instant>,
+    /// Before that it does not look.
+    held: Option<Instant>,
 }
 
 impl Words {
-    /// Adds the word for a read; of a program without a name there is none.
-    fn add(&mut self, program: &str, offset: u64, bytes: u64) {
-        if let Ok(name) = Name::new(program) {
-            let told = Told {
-                name,
-                from: Some(offset),
-                bytes,
-            };
-            self.due.push_back((Instant::now() + AGENT_LATE, told));
+    /// Adds a read; of a program without a name nothing is told.
+    fn add(&mut self, now: Instant, program: &str, offset: u64, bytes: u64) {
+        let (Ok(name), false) = (Name::new(program), program == NOBODY) else {
+            return;
+        };
+        let soonest = now + AGENT_LATE;
+        let looks = self.held.map_or(soonest, |held| held.max(soonest));
+        self.looks = self.looks.or(Some(looks));
+        let places = self.read.entry(name).or_default();
+        let is_full = places.len() >= PLACES_MAX;
+        match places.last_mut() {
+            Some((from, long)) if *from + *long == offset => *long += bytes,
+            Some(last) if is_full => *last = (offset, bytes),
+            _ => places.push((offset, bytes)),
         }
+    }
+
+    /// Returns what is told now.
+    fn take(&mut self, now: Instant) -> Vec<Told> {
+        if self.looks.is_none_or(|looks| now < looks) {
+            return Vec::new();
+        }
+        let read = |places: &[(u64, u64)]| places.iter().map(|(_, bytes)| bytes).sum::<u64>();
+        let sums = self.read.iter().map(|(name, places)| (read(places), *name));
+        let mut most: Vec<(u64, Name)> = sums.collect();
+        most.sort_by_key(|(bytes, _)| std::cmp::Reverse(*bytes));
+        let mut told = Vec::new();
+        for (_, name) in most.into_iter().take(TOLD_AT_ONCE) {
+            let places = self.read.remove(&name).unwrap_or_default();
+            told.extend(places.into_iter().map(|(from, bytes)| Told {
+                name,
+                from: Some(from),
+                bytes,
+            }));
+        }
+        let held = now + AGENT_HOLD;
+        self.held = Some(held);
+        self.looks = (!self.read.is_empty()).then_some(held);
+        told
     }
 
     /// Tells what is due. Returns when the next word is.
     fn tell(&mut self, machine: &MachineHandle) -> Option<Instant> {
-        let now = Instant::now();
-        let ready = self.due.iter().take_while(|(at, _)| *at <= now).count();
-        let told: Vec<Told> = self.due.drain(..ready).map(|(_, told)| told).collect();
+        let told = self.take(Instant::now());
         if !told.is_empty() {
             machine.told_who_asks(&told);
         }
-        self.due.front().map(|(at, _)| *at)
+        self.looks
     }
 }
 
@@ -207,7 +244,7 @@ pub fn replay(
                 goes_on &= each(took.as_micros() as u64);
                 if step.op == Op::Read {
                     reads += took;
-                    words.add(&step.program, step.offset, step.bytes);
+                    words.add(Instant::now(), &step.program, step.offset, step.bytes);
                 }
             }
             Err(RecvTimeoutError::Timeout) => {}
@@ -251,7 +288,7 @@ pub fn film(
         }
         arrived.push(now);
         if let Some(machine) = machine {
-            words.add("mplayer", offset, frame_bytes);
+            words.add(now, "mplayer", offset, frame_bytes);
             words.tell(machine);
         }
     }
@@ -311,6 +348,32 @@ mod tests {
             may_read(FRAMES_AHEAD + 5, Some(start)),
             Some(start + 5 * FRAME)
         );
+    }
+
+    #[test]
+    fn the_agent_tells_late_of_those_that_read_most_and_nothing_of_nobody() {
+        let (start, mut words) = (Instant::now(), Words::default());
+        for (number, program) in ["a", "b", "c", "d", "e"].into_iter().enumerate() {
+            words.add(start, program, 1 << 20, 4096 * (number as u64 + 1));
+        }
+        words.add(start, NOBODY, 0, 1 << 20);
+        // the next place is the same one, a further one is another
+        words.add(start, "e", (1 << 20) + 5 * 4096, 4096);
+        words.add(start, "e", 0, 4096);
+        assert!(words.take(start).is_empty());
+        let told = words.take(start + AGENT_LATE);
+        let names: Vec<&str> = told.iter().map(|told| told.name.as_str()).collect();
+        assert_eq!(names, ["e", "e", "d", "c", "b"]);
+        assert_eq!((told[0].from, told[0].bytes), (Some(1 << 20), 6 * 4096));
+        let held = start + AGENT_LATE + AGENT_HOLD;
+        words.add(start + AGENT_LATE, "f", 0, 4096);
+        assert_eq!(words.looks, Some(held));
+        assert_eq!(words.take(held).len(), 2);
+        assert_eq!(words.looks, None);
+        for number in 0..1_000 {
+            words.add(held, "g", number * 8192, 4096);
+        }
+        assert_eq!(words.take(held + AGENT_HOLD).len(), PLACES_MAX);
     }
 
     #[test]
