@@ -1,19 +1,19 @@
-//! `io-sim`: the launches of `io` in virtual time, against the replay of the same ones through floe's mount and on raw files on the modelled disk; and what
-//! no host here has, in the simulator alone: mClock, io.cost, and the paper's own limiter.
+//! `io-sim`: the launches of `io` in virtual time, recorded ones where there are any, against the replay of the same ones through floe's mount and on raw
+//! files on the modelled disk; and what no host here has, in the simulator alone: mClock, io.cost, and the paper's own limiter.
 
 use super::io::groups::WEIGHT;
 use super::io::replay::replay;
 use super::io::site::{Candidate, SETTLE, Site};
-use super::io::{Launches, VSIP, host};
+use super::io::{LAUNCHES_DIR, Launches, VSIP, host};
 use crate::harness::{Context, Report, Samples};
 use crate::io_sim::{
     Boot, IoCost, Launcher, Limiter, MClock, Program, Reader, Request, Share, World,
 };
-use crate::launch::{self, Launch};
+use crate::launch::Launch;
 use crate::slow_disk::Kind;
 use floe_mount::IoScheduling;
 use floe_sched::{Fifo, Policy, Vsip, VsipConfig};
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::Path;
 
 /// Threads of a mount that give requests to the disk, and how many it may queue.
@@ -60,8 +60,14 @@ fn share(machine: u32) -> Share {
     }
 }
 
-/// Simulates launches beside so many machines, which boot or read. Returns the mean time of one, in seconds.
-fn simulate(order: Order, (boots, machines): (bool, u32), launch: &Launch, seconds: f64) -> f64 {
+/// Simulates launches beside so many machines, which boot (as it was recorded in `launches`, if it was) or read. Returns the mean time of one, in seconds.
+fn simulate(
+    order: Order,
+    (boots, machines): (bool, u32),
+    launches: &Launches,
+    launch: &Launch,
+    seconds: f64,
+) -> f64 {
     let policy: Box<dyn Policy<Request>> = match order {
         Order::Vsip => Box::new(Vsip::new(VsipConfig::disk(QUEUED_MAX, WORKERS))),
         Order::None => Box::new(Fifo::new(QUEUED_MAX)),
@@ -78,9 +84,10 @@ fn simulate(order: Order, (boots, machines): (bool, u32), launch: &Launch, secon
     let mut programs: Vec<Box<dyn Program + '_>> =
         vec![Box::new(Launcher::new(0, PAUSE_S, launch))];
     for machine in 1..=machines {
-        programs.push(match boots {
-            true => Box::new(Boot::new(machine)),
-            false => Box::new(Reader::new(machine)),
+        programs.push(match (boots, launches.boot()) {
+            (true, Some(boot)) => Box::new(Launcher::boots(machine, boot)),
+            (true, None) => Box::new(Boot::new(machine)),
+            (false, _) => Box::new(Reader::new(machine)),
         });
     }
     let mut world = World::new(policy, Kind::HardDisk, workers, programs);
@@ -93,8 +100,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("io-sim", context.quick);
     let seconds = context.pick(SIMULATED_S, 200.0);
     let noises = context.pick(&NOISES[..], &NOISES[..2]);
-    // with made-up boots, which the simulator has as well
-    let launches = Launches::load(Path::new(""))?;
+    let launches = Launches::load(Path::new(LAUNCHES_DIR))?;
+    let rounds = context.pick(ROUNDS, 1);
     let sides = [
         (VSIP, Order::Vsip, "vsip"),
         (host("none", WEIGHT), Order::None, "none"),
@@ -102,12 +109,12 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut site = Site::new(&context.scratch, &[IoScheduling::Vsip], true, &launches)?;
     let mut real: BTreeMap<String, Samples> = BTreeMap::new();
     let mut simulated: BTreeMap<String, Samples> = BTreeMap::new();
-    for round in 0..context.pick(ROUNDS, 1) {
+    for round in 0..rounds {
         let mut turns = sides;
         if round % 2 == 1 {
             turns.reverse();
         }
-        let launch = Launch::of(&launch::made_up(round as u64));
+        let launch = launches.program(round);
         for (candidate, order, name) in turns {
             for (noise, beside) in [("alone", (false, 0))].into_iter().chain(
                 noises
@@ -115,18 +122,20 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
                     .map(|(noise, boots, n)| (*noise, (*boots, *n))),
             ) {
                 let key = format!("{name}.{noise}");
-                let took_s = measure(&mut site, candidate, &launches, noise, &launch)?;
+                let took_s = measure(&mut site, candidate, &launches, noise, launch)?;
                 real.entry(key.clone()).or_default().push(took_s);
-                let simulated_s = simulate(order, beside, &launch, seconds);
+                let simulated_s = simulate(order, beside, &launches, launch, seconds);
                 eprintln!(
-                    "io-sim: round {round}, {key}: {took_s:.2} s, simulated {simulated_s:.2}"
+                    "io-sim: round {round}, {key}, {}: {took_s:.2} s, simulated {simulated_s:.2}",
+                    launch.name
                 );
                 simulated.entry(key).or_default().push(simulated_s);
             }
         }
     }
     tell_real(&mut report, &real, &simulated);
-    tell_compared(&mut report, seconds);
+    tell_compared(&mut report, &launches, seconds);
+    tell_launches(&mut report, &launches, rounds);
     report.note(format!(
         "the replay and the simulator make the same requests, decided by the same code, to the same model of a hard disk; mClock ({RESERVED_PER_S} requests a \
          second reserved for the desk), io.cost (equal weights, no donations) and the paper's limiter (periods of a second) are simulated only"
@@ -188,11 +197,11 @@ fn tell_real(
 }
 
 /// Adds launches under the orders that are simulated only, over the same alone.
-fn tell_compared(report: &mut Report, seconds: f64) {
-    let launch = Launch::of(&launch::made_up(0));
+fn tell_compared(report: &mut Report, launches: &Launches, seconds: f64) {
+    let launch = launches.program(0);
     let over_alone = |order, beside| {
-        let alone = simulate(order, (false, 0), &launch, seconds);
-        simulate(order, beside, &launch, seconds) / alone
+        let alone = simulate(order, (false, 0), launches, launch, seconds);
+        simulate(order, beside, launches, launch, seconds) / alone
     };
     for (noise, boots, machines) in NOISES {
         let vsip = over_alone(Order::Vsip, (boots, machines));
@@ -205,6 +214,28 @@ fn tell_compared(report: &mut Report, seconds: f64) {
     }
 }
 
+/// Adds which launches so many rounds have replayed and simulated, and how many of them were recorded.
+fn tell_launches(report: &mut Report, launches: &Launches, rounds: usize) {
+    let used: BTreeSet<&str> = (0..rounds)
+        .map(|round| launches.program(round).name.as_str())
+        .collect();
+    let all = launches.recorded.iter().map(|launch| launch.name.as_str());
+    let all: BTreeSet<&str> = all.collect();
+    let recorded = used.intersection(&all).count();
+    report.add_value("recorded_launches", "count", recorded as f64);
+    let of = |is_recorded| match is_recorded {
+        true => "recorded in real guests",
+        false => "made up",
+    };
+    let names: Vec<&str> = used.into_iter().collect();
+    report.note(format!(
+        "launches, {}: {}; boots beside them are {}",
+        of(recorded > 0),
+        names.join(", "),
+        of(launches.boot().is_some())
+    ));
+}
+
 /// How far a ratio is from 1, whichever way.
 fn off(ratio: &Samples) -> f64 {
     ratio.median().ln().abs()
@@ -213,6 +244,7 @@ fn off(ratio: &Samples) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::launch;
 
     #[test]
     fn simulated_is_over_real_and_the_farthest_counts_whichever_way() {
@@ -239,9 +271,37 @@ mod tests {
     }
 
     #[test]
+    fn recorded_launches_are_simulated_where_there_are_any_and_it_is_told_which() {
+        let dir = tempfile::tempdir().unwrap();
+        let told = |dir: &Path| {
+            let mut report = Report::new("io-sim", true);
+            let launches = Launches::load(dir).unwrap();
+            tell_launches(&mut report, &launches, 3);
+            let simulated = simulate(Order::Vsip, (true, 1), &launches, launches.program(0), 60.0);
+            assert!(simulated > 0.0);
+            (
+                report.figures["recorded_launches"].value,
+                report.notes.join("\n"),
+            )
+        };
+        let (number, note) = told(dir.path());
+        assert!(number == 0.0 && note.contains("made up: program0, program1, program2"));
+        for name in ["xpdf", "gcc", "boot"] {
+            let made_up = launch::made_up(1);
+            let name = name.to_owned();
+            launch::store(dir.path(), &launch::Script { name, ..made_up }).unwrap();
+        }
+        let (number, note) = told(dir.path());
+        assert!(number == 2.0 && note.contains("recorded in real guests: gcc, xpdf; boots"));
+        assert!(!note.contains("made up"), "{note}");
+    }
+
+    #[test]
     fn every_order_that_is_simulated_has_its_figures() {
         let mut report = Report::new("io-sim", true);
-        tell_compared(&mut report, 60.0);
+        let dir = tempfile::tempdir().unwrap();
+        let made_up = Launches::load(dir.path()).unwrap();
+        tell_compared(&mut report, &made_up, 60.0);
         assert_eq!(report.figures.len(), NOISES.len() * COMPARED.len());
         let least = report.figures.values().map(|figure| figure.value);
         assert!(least.into_iter().all(|value| value > 0.9));

@@ -72,6 +72,23 @@ mod tests {
     }
 
     #[test]
+    fn a_recorded_boot_goes_on_without_end_and_without_an_input() {
+        let text = "launch boot\nslowdown 1\ninput\n0 read 0 16384 init\n500 read 1048576 16384 init\n0 write 4096 4096 jbd2\n0 flush 0 0 jbd2\n";
+        let boot = Launch::of(&Script::parse(text).unwrap());
+        let launch = Launch::of(&made_up(0));
+        let programs: Vec<Box<dyn Program + '_>> = vec![
+            Box::new(Launcher::new(0, 5.0, &launch)),
+            Box::new(Launcher::boots(1, &boot)),
+        ];
+        let vsip: Box<dyn Policy<Request>> = Box::new(Vsip::new(VsipConfig::disk(1024, 8)));
+        let mut world = World::new(vsip, Kind::HardDisk, 8, programs);
+        world.run(60.0);
+        assert!(world.launch_s(0) > 0.0);
+        // many boots, of four requests each, the last of which is a flush of 25 ms
+        assert!(world.served[1] > 4 * 100, "{:?}", world.served);
+    }
+
+    #[test]
     fn the_papers_limiter_helps_a_launch_less_than_credit_does() {
         let alone = launch_s(Box::new(Limiter::new()), 1, 0);
         let limited = launch_s(Box::new(Limiter::new()), 1, 7) / alone;

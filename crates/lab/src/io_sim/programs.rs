@@ -20,9 +20,11 @@ fn who(machine: u32, op: Op, class: Class) -> Who {
     }
 }
 
-/// A user who launches a program, looks at it, and launches it again: the replay of `io`, decided by the same code.
+/// A user who launches a program, looks at it, and launches it again: the replay of `io`, decided by the same code. A machine that replays its boot does
+/// the same, and nobody waits for it.
 pub struct Launcher<'a> {
     machine: u32,
+    class: Class,
     pause_us: u64,
     launch: &'a Launch,
     play: Play<'a>,
@@ -37,9 +39,18 @@ const LANES: usize = 8;
 impl<'a> Launcher<'a> {
     /// Makes one that rests so long between two launches.
     pub fn new(machine: u32, pause_s: f64, launch: &'a Launch) -> Launcher<'a> {
-        let pause_us = (pause_s * 1e6) as u64;
+        Launcher::of(machine, Class::Interactive, (pause_s * 1e6) as u64, launch)
+    }
+
+    /// Makes a machine that boots as it was recorded, again and again.
+    pub fn boots(machine: u32, boot: &'a Launch) -> Launcher<'a> {
+        Launcher::of(machine, Class::Normal, 0, boot)
+    }
+
+    fn of(machine: u32, class: Class, pause_us: u64, launch: &'a Launch) -> Launcher<'a> {
         Launcher {
             machine,
+            class,
             pause_us,
             launch,
             play: Play::new(launch, pause_us),
@@ -66,7 +77,7 @@ impl Program for Launcher<'_> {
                     self.begins_us = at_us;
                     return Some(Wish {
                         after_us: at_us - now_us,
-                        who: who(self.machine, step.op, Class::Interactive),
+                        who: who(self.machine, step.op, self.class),
                         op: step.op,
                         offset: step.offset,
                         bytes: step.bytes,

@@ -5,8 +5,8 @@ use floe_sched::{Op, Policy, Who};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 
-/// Bytes of the part of the disk that belongs to one machine.
-const PART_BYTES: u64 = 256 << 20;
+/// Bytes of the part of the disk that belongs to one machine: more than a recorded boot uses.
+const PART_BYTES: u64 = 4 << 30;
 
 /// What a thread of a machine wants next.
 pub struct Wish {

@@ -31,6 +31,7 @@ use groups::WEIGHT;
 use parts::Lab;
 pub(super) use parts::Launches;
 pub use record::Arguments as RecordArguments;
+pub(super) use record::DIR as LAUNCHES_DIR;
 use serde::{Deserialize, Serialize};
 use site::{Candidate, Site};
 use std::path::PathBuf;

@@ -99,6 +99,11 @@ impl Launches {
         all.chain(&self.commands).chain(&self.mixed).collect()
     }
 
+    /// Returns the boot that was recorded, as a whole.
+    pub fn boot(&self) -> Option<&Launch> {
+        self.boot.as_deref()
+    }
+
     /// Returns where what noisy machines use of their disks ends, as far as it was recorded.
     pub fn noise_end(&self) -> u64 {
         self.boot.as_ref().map_or(0, |boot| boot.end())
