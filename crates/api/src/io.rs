@@ -27,7 +27,7 @@ pub enum IoOrder {
 /// Answer of `GET /v1/io`.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct IoReport {
-    /// How requests are ordered. Unless it is `vsip`, nothing else is known.
+    /// How requests are ordered, at the disk and on links. Unless it is `vsip`, nothing else is known.
     pub order: IoOrder,
     /// Predicted throughput of the host's disk, in requests of ordinary size per second.
     pub capacity_per_s: f64,
@@ -41,6 +41,49 @@ pub struct IoReport {
     pub held_us: u64,
     /// Machines that have asked for something that was not in the host's memory, or have a limit, by name.
     pub machines: Vec<IoMachine>,
+    /// The links in use, over which comes what this host's disk doesn't have; none from an older node.
+    #[serde(default)]
+    pub links: Vec<IoLink>,
+}
+
+/// The queue before a link to the source of some machines' images.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct IoLink {
+    /// The addresses that are asked, without secrets; none if images come from this host's repository alone.
+    pub sources: Vec<String>,
+    /// Predicted throughput of the link, in requests of ordinary size per second.
+    pub capacity_per_s: f64,
+    /// How many requests that a guest waits for it is given at once, at most.
+    pub depth: u32,
+    /// How many of those it has now.
+    pub in_flight: u32,
+    /// How often a request went out of its turn because it had waited too long.
+    pub guarded: u64,
+    /// How many chunks and tables are queued that nobody waits for yet.
+    pub ahead_queued: u64,
+    /// Machines that have asked for something over it, or have a limit, by name.
+    pub machines: Vec<IoLinkMachine>,
+}
+
+/// What a machine asks of a link.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct IoLinkMachine {
+    /// The machine's name.
+    pub name: String,
+    /// How many of its requests are queued.
+    pub queued: u32,
+    /// How many of them are under way.
+    pub in_flight: u32,
+    /// Its requests per second, lately.
+    pub requests_per_s: f64,
+    /// Its bytes per second, lately.
+    pub bytes_per_s: f64,
+    /// Requests that a person waited for.
+    pub interactive: IoClass,
+    /// Requests of which nothing is known.
+    pub normal: IoClass,
+    /// Requests whose delay nobody notices.
+    pub bulk: IoClass,
 }
 
 /// A machine's disk requests.
@@ -97,7 +140,7 @@ pub struct IoMachine {
     pub bulk: IoClass,
 }
 
-/// Requests of one kind, since the machine's disks came to this node.
+/// Requests of one kind, since the machine's disks came to this node, or since the link was first used.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct IoClass {
     /// How many were served.

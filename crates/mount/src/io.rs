@@ -267,6 +267,15 @@ impl Mount {
         machines.sort_by(|a, b| a.name.cmp(&b.name));
         Some(IoStatus { disk, machines })
     }
+
+    /// Returns the names of the machines on the mount, by the numbers that they have in the queues of disks and links.
+    pub fn machine_names(&self) -> HashMap<MachineId, String> {
+        let machines = self.core.machines.read();
+        let names = machines.values();
+        names
+            .map(|machine| (machine.id, machine.name.clone()))
+            .collect()
+    }
 }
 
 impl Classes {

@@ -6,7 +6,7 @@ use super::Context;
 use super::error::CliError;
 use super::output::{bytes, fields, short, table};
 use floe_api::{
-    ErrorCode, IoClass, IoList, IoListRequest, IoMachine, IoOrder, IoReport, IoSayRequest,
+    ErrorCode, IoClass, IoLink, IoList, IoListRequest, IoMachine, IoOrder, IoReport, IoSayRequest,
     IoSaying, IoSource, IoUrgency,
 };
 
@@ -28,7 +28,7 @@ A person waits for what a guest reads soon after a key or a button was sent to i
 agent in the guest, or else guessed by the file. Every read of a disk counts, also of what the host has in memory, which
 is answered at once; of memory, what has to come from the host's disk or over a network.")]
 pub enum Io {
-    /// Show the disk and all machines that use it
+    /// Show the disk, the links to the sources of images, and all machines that use them
     #[command(after_help = "Example:\n  floe io status")]
     Status,
     /// Show one machine in detail: its rates and waits, and who in it is waited for, and why
@@ -172,10 +172,15 @@ fn status(report: &IoReport) -> String {
         pairs.push(("guard", format!("acted {} times", report.guarded)));
     }
     let mut text = fields(&pairs);
-    if report.machines.is_empty() {
-        return text;
+    if !report.machines.is_empty() {
+        text += &at_disk(&report.machines);
     }
-    let rows = report.machines.iter().map(|machine| {
+    text.extend(report.links.iter().map(link));
+    text
+}
+
+fn at_disk(machines: &[IoMachine]) -> String {
+    let rows = machines.iter().map(|machine| {
         vec![
             machine.name.clone(),
             machine.weight.to_string(),
@@ -188,7 +193,6 @@ fn status(report: &IoReport) -> String {
             waits(&machine.bulk),
         ]
     });
-    text.push('\n');
     let titles = [
         "MACHINE",
         ">WEIGHT",
@@ -200,8 +204,62 @@ fn status(report: &IoReport) -> String {
         ">NORMAL",
         ">BULK",
     ];
-    text += &table(&titles, &rows.collect::<Vec<_>>());
-    text + "The last three: median and 99th percentile of the time from a request to its answer.\n"
+    format!(
+        "\n{}The last three: median and 99th percentile of the time from a request to its answer.\n",
+        table(&titles, &rows.collect::<Vec<_>>())
+    )
+}
+
+/// Returns the queue before a link, with what was served of each class.
+fn link(link: &IoLink) -> String {
+    let from = match &link.sources[..] {
+        [] => "this host's repository".to_owned(),
+        sources => sources.join(", "),
+    };
+    let head = fields(&[
+        ("link", from),
+        (
+            "of it",
+            format!(
+                "{:.0} requests/s predicted, {} of at most {} under way, {} queued ahead of need",
+                link.capacity_per_s, link.in_flight, link.depth, link.ahead_queued
+            ),
+        ),
+        ("guard", format!("acted {} times", link.guarded)),
+    ]);
+    if link.machines.is_empty() {
+        return format!("\n{head}");
+    }
+    let served = |class: &IoClass| match class.served {
+        0 => "-".to_owned(),
+        served => format!("{served} in {}", waits(class)),
+    };
+    let rows = link.machines.iter().map(|machine| {
+        vec![
+            machine.name.clone(),
+            format!("{:.1}", machine.requests_per_s),
+            format!("{}/s", bytes(machine.bytes_per_s as u64)),
+            machine.queued.to_string(),
+            machine.in_flight.to_string(),
+            served(&machine.interactive),
+            served(&machine.normal),
+            served(&machine.bulk),
+        ]
+    });
+    let titles = [
+        "MACHINE",
+        ">REQ/S",
+        ">RATE",
+        ">QUEUED",
+        ">UNDER WAY",
+        ">INTERACTIVE",
+        ">NORMAL",
+        ">BULK",
+    ];
+    format!(
+        "\n{head}{}The last three: how many were served, and in what time, as above.\n",
+        table(&titles, &rows.collect::<Vec<_>>())
+    )
 }
 
 fn cap(machine: &IoMachine) -> String {
@@ -384,6 +442,17 @@ mod tests {
             capacity_per_s: 120.0,
             depth: 2,
             machines: vec![web],
+            links: vec![IoLink {
+                sources: vec!["https://hub.example/v1".into()],
+                ahead_queued: 40,
+                machines: vec![floe_api::IoLinkMachine {
+                    name: "web".into(),
+                    queued: 3,
+                    normal: served,
+                    ..Default::default()
+                }],
+                ..Default::default()
+            }],
             ..Default::default()
         }
     }
@@ -397,9 +466,18 @@ mod tests {
             "25% reached",
             "1.0 ms / 25 ms",
             "INTERACTIVE",
+            "https://hub.example/v1",
+            "40 queued ahead of need",
+            "9 in 1.0 ms / 25 ms",
         ] {
             assert!(text.contains(part), "{part}: {text}");
         }
+        let mut idle = report();
+        idle.links[0].machines.clear();
+        idle.links[0].sources.clear();
+        idle.machines.clear();
+        let text = status(&idle);
+        assert!(text.contains("this host's repository") && !text.contains("MACHINE"));
         let text = details(&report().machines[0]);
         assert!(
             text.contains("9 served; waited 1.5 ms on average"),

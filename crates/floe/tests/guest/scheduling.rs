@@ -70,6 +70,11 @@ fn disk_requests_are_counted_by_machine_and_weights_change_at_once_and_outlive_t
     for part in ["what a person waits for", "web", "other", "INTERACTIVE"] {
         assert!(status.contains(part), "{part}: {status}");
     }
+    let links = node.client().io().unwrap().links;
+    let fetched = links.iter().flat_map(|link| &link.machines);
+    let fetched = fetched.map(|one| one.interactive.served + one.normal.served + one.bulk.served);
+    assert!(fetched.sum::<u64>() > 0, "{links:?}");
+    assert!(status.contains("this host's repository"), "{status}");
     let show = said(&code(&node, 0, &["io", "show", "web"]));
     assert!(show.contains("weight") && show.contains("served"), "{show}");
 

@@ -384,6 +384,16 @@ impl Sources {
         Ok(fetcher)
     }
 
+    /// The fetchers in use, each with the addresses that it asks, as they may be shown; none are those of the repository alone.
+    pub fn links(&self) -> Vec<(Vec<String>, Arc<Fetcher>)> {
+        let fetchers = self.fetchers.lock();
+        let in_use = fetchers.iter().filter_map(|(places, fetcher)| {
+            let places = places.iter().map(floe_source::Origin::shown).collect();
+            Some((places, fetcher.upgrade()?))
+        });
+        in_use.collect()
+    }
+
     /// The fetcher for these sources, if anybody uses it.
     pub fn fetcher_in_use(&self, origin: &Origin) -> Option<Arc<Fetcher>> {
         let places = origin.urls.iter().map(|url| self.place(url, origin));
