@@ -88,10 +88,14 @@ impl Launch {
                 program: request.program.clone(),
             }
         };
-        let mut steps: Vec<Step> = script.requests.iter().map(step).collect();
+        Launch::moved_together(&script.name, script.requests.iter().map(step).collect())
+    }
+
+    /// Makes one of steps at their places on a large disk, which are moved together.
+    pub fn moved_together(name: &str, mut steps: Vec<Step>) -> Launch {
         move_together(&mut steps);
         Launch {
-            name: script.name.clone(),
+            name: name.to_owned(),
             steps,
         }
     }

@@ -3,7 +3,8 @@
 
 use super::figures::{self, Table};
 use super::groups::WEIGHT;
-use super::parts::{LOOK, Lab, Launches, Told, one};
+use super::launches::Launches;
+use super::parts::{LOOK, Lab, Told, one};
 use super::replay::{self, FRAME, FRAME_BYTES, replay};
 use super::site::{Beside, Candidate, NOISY, SETTLE, Stage};
 use super::{VSIP, host};

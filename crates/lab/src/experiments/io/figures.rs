@@ -7,8 +7,10 @@ use std::collections::BTreeMap;
 /// Samples by name. Those of one round stand at the same place in all of them, but for those of which a round has several.
 pub type Table = BTreeMap<String, Samples>;
 
-/// What a launch is measured beside.
-pub const NOISES: [&str; 5] = ["reader1", "reader7", "boot1", "boot7", "sync7"];
+/// What a launch is measured beside: `reader` and `sync` are loops, `machine` and `writer` replay what was recorded, and are there if anything was.
+pub const NOISES: [&str; 8] = [
+    "reader1", "reader7", "boot1", "boot7", "sync7", "machine1", "machine7", "writer7",
+];
 /// Those of which promises are, the first, which are compared with the peers.
 pub const COMPARED: usize = 4;
 /// Linux' scheduler was CFQ when the paper was written; it is gone, and this one stands in for it.

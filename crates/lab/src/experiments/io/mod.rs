@@ -2,7 +2,7 @@
 //! schedulers and QEMU's throttle groups, all of it on one modelled disk.
 //!
 //! - `site`: the disk, both sides of it, and how one cell of the table is measured. `disk`: how a machine gets at its disk.
-//! - `replay`: what the desk asks for. `noise`: what the others do. `desk`: real guests, which validate the replay.
+//! - `launches`: what is replayed. `replay`: what the desk asks for. `noise`: what the others do. `desk`: real guests, which validate the replay.
 //! - `groups`, `throttle`: what the host's schedulers and QEMU call a machine.
 //! - `parts`: what a round of each part measures. `figures`: what becomes of it. `curves`: both, over the number of noisy machines, and of what
 //!   those have to do.
@@ -16,6 +16,7 @@ mod desk;
 pub(super) mod disk;
 pub(super) mod figures;
 pub(super) mod groups;
+mod launches;
 pub(super) mod noise;
 mod parts;
 mod record;
@@ -24,12 +25,13 @@ pub(super) mod site;
 mod throttle;
 
 use crate::harness::{Context, Kept, Report, Samples};
+use crate::traces;
 use figures::Table;
 use floe_mount::IoScheduling;
 use floe_sched::Class;
 use groups::WEIGHT;
+pub(super) use launches::Launches;
 use parts::Lab;
-pub(super) use parts::Launches;
 pub use record::Arguments as RecordArguments;
 pub(super) use record::DIR as LAUNCHES_DIR;
 use serde::{Deserialize, Serialize};
@@ -194,7 +196,7 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let mut kept: Kept<Step, parts::Told> =
         Kept::open(options.kept.as_deref(), "io", context.quick)?;
     kept.told.retain(|step, _| all.contains(step));
-    let launches = Launches::load(&options.launches)?;
+    let launches = Launches::load(&options.launches)?.with_machines(&traces::folder())?;
     let lacking: Vec<Step> = all
         .iter()
         .copied()

@@ -36,8 +36,8 @@ pub enum Kind {
     Reader,
     /// What an operating system does that boots: it reads (two at a time), logs (two writes at a time), and flushes its log.
     Boot,
-    /// A boot as it was recorded, again and again.
-    Recorded(Arc<Launch>),
+    /// What was recorded of machines, again and again: the first noisy machine does the first of these, the next one the next.
+    Recorded(Vec<Arc<Launch>>),
     /// Four small writes at a time, each followed by a flush.
     Sync,
 }
@@ -48,6 +48,17 @@ impl Kind {
             Kind::Reader | Kind::Sync => 4,
             Kind::Boot => 5,
             Kind::Recorded(_) => 1,
+        }
+    }
+
+    /// Returns what the noisy machine of this number does, from 1 on: one thing that was recorded, if there are several.
+    pub fn of(&self, number: usize) -> Kind {
+        match self {
+            Kind::Recorded(all) => {
+                let at = number.saturating_sub(1) % all.len().max(1);
+                Kind::Recorded(all.get(at).cloned().into_iter().collect())
+            }
+            other => other.clone(),
         }
     }
 }
@@ -149,7 +160,10 @@ impl Noise {
             let (shared, target, kind) = (shared.clone(), target.clone(), kind.clone());
             noise.thread("noise", move || {
                 let ended = match &kind {
-                    Kind::Recorded(launch) => again(launch, &target, &shared),
+                    Kind::Recorded(launches) => match launches.first() {
+                        Some(launch) => again(launch, &target, &shared),
+                        None => Ok(()),
+                    },
                     _ => target
                         .open()
                         .and_then(|mut disk| run(&kind, thread, &mut disk, &shared)),
@@ -224,7 +238,7 @@ fn tell(agent: &Agent, shared: &Shared) {
     }
 }
 
-/// Replays a boot until it is told to stop.
+/// Replays what was recorded until it is told to stop.
 fn again(launch: &Launch, target: &Target, shared: &Shared) -> anyhow::Result<()> {
     let lanes = Lanes::new(target)?;
     while !shared.stop.load(Relaxed) {
@@ -282,6 +296,23 @@ mod tests {
         assert!(!Lie::None.clicks() && !Lie::Rename.clicks());
         let names: Vec<&str> = Lie::ALL.iter().map(|(name, _)| *name).collect();
         assert_eq!(names, ["click", "rename", "agent"]);
+    }
+
+    #[test]
+    fn each_noisy_machine_replays_another_one_that_was_recorded() {
+        let launch = |name: &str| {
+            Arc::new(Launch {
+                name: name.into(),
+                steps: Vec::new(),
+            })
+        };
+        let kind = Kind::Recorded(vec![launch("compile"), launch("desktop")]);
+        let names = [1, 2, 3].map(|number| match kind.of(number) {
+            Kind::Recorded(one) => one.iter().map(|launch| launch.name.clone()).collect(),
+            _ => Vec::new(),
+        });
+        assert_eq!(names.concat(), ["compile", "desktop", "compile"]);
+        assert!(matches!(Kind::Sync.of(4), Kind::Sync));
     }
 
     #[test]

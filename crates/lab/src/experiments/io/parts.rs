@@ -1,26 +1,21 @@
 //! What is measured in a round of each part.
 
 use super::figures::{self, NOISES};
-use super::noise::{Kind as NoiseKind, Lie};
-use super::record::WARM;
+use super::launches::{
+    Launches, MIXED_BEFORE, MIXED_BYTES, MIXED_FROM, MIXED_READS, MIXED_TIMES, PAGES,
+};
+use super::noise::Lie;
 use super::replay::{self, FRAME, FRAME_BYTES, LARGE_FRAME_BYTES, Replayed, replay};
-use super::site::{Beside, Candidate, NOISY, SETTLE, Site, Stage};
+use super::site::{Beside, Candidate, SETTLE, Site, Stage};
 use super::{Extent, FIFO, Part, QUICK, VSIP, WHOLE, candidates, host};
 use crate::harness::{Context, CpuTimes, cpu_times};
-use crate::launch::{self, Launch, Script};
+use crate::launch::Launch;
 use crate::slow_disk::Kind;
 use anyhow::Context as _;
 use floe_mount::IoScheduling;
-use std::path::Path;
-use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-/// Requests of a recorded launch that are replayed, the first ones: first come, first served, more would take minutes beside seven readers.
-const REPLAYED_MAX: usize = 120;
-/// Programs that are launched warm where none was recorded, as many as in the paper's figure 11.
-const WARM_PROGRAMS: u64 = 5;
-/// How many pages are loaded one after the other, with a look at each.
-const PAGES: usize = 10;
+/// The look at what was launched, before the next.
 pub const LOOK: Duration = Duration::from_secs(1);
 /// How long a film is, in seconds.
 const FILM_S: usize = 12;
@@ -31,136 +26,11 @@ const TYPES: Duration = Duration::from_millis(700);
 const WINDOW: Duration = Duration::from_secs(40);
 /// How long a liar has lied before he is compared: whatever credit he began with is spent.
 const SPENT: Duration = Duration::from_secs(40);
-/// The benchmark of the paper's section 4.6: so many random reads of so many bytes, then a second of nothing.
-const MIXED_READS: u64 = 10;
-const MIXED_BYTES: u64 = 128 << 10;
+/// How long the benchmark of the paper's section 4.6 rests, and the machines beside it.
 const MIXED_IDLE: Duration = Duration::from_secs(1);
-/// Where it reads: behind what the reader in the same machine does.
-const MIXED_FROM: u64 = 64 << 20;
-const MIXED_AMONG: u64 = 256;
-/// Times that it runs before it counts, and that it counts; the machines beside it.
-const MIXED_BEFORE: u64 = 5;
-const MIXED_TIMES: u64 = 8;
 const MIXED_OTHERS: usize = 3;
 /// Machines that saturate a disk.
 const TWO: usize = 2;
-
-/// What is launched at the desk.
-pub struct Launches {
-    programs: Vec<Launch>,
-    /// The same of programs that were used before, of which the guest still has the most.
-    warm: Vec<Launch>,
-    pages: Vec<Launch>,
-    commands: Vec<Launch>,
-    /// The one of section 4.6, as a launch for each time.
-    mixed: Vec<Launch>,
-    boot: Option<Arc<Launch>>,
-    /// Those that were recorded of real guests, as they are.
-    pub recorded: Vec<Launch>,
-}
-
-impl Launches {
-    /// Reads what was recorded; what was not is made up.
-    pub fn load(dir: &Path) -> anyhow::Result<Launches> {
-        let scripts = launch::load(dir)?;
-        let is_boot = |name: &str| name.starts_with("boot");
-        let recorded = scripts.iter().map(Launch::of).collect();
-        let of = |is: &dyn Fn(&str) -> bool| -> Vec<Launch> {
-            let some = scripts.iter().filter(|script| is(&script.name));
-            some.map(|script| Launch::of(&script.first(REPLAYED_MAX)))
-                .collect()
-        };
-        let mut boots = scripts.iter().filter(|script| is_boot(&script.name));
-        let boot = boots.next().map(|script| Arc::new(Launch::of(script)));
-        let or =
-            |found: Vec<Launch>, number: u64, made_up: fn(u64) -> Script| match found.is_empty() {
-                true => (0..number).map(|n| Launch::of(&made_up(n))).collect(),
-                false => found,
-            };
-        let is_page = |name: &str| name.starts_with("page");
-        let is_command = |name: &str| name.starts_with("command");
-        let is_warm = |name: &str| name.starts_with(WARM);
-        let is_program =
-            |name: &str| !is_page(name) && !is_command(name) && !is_boot(name) && !is_warm(name);
-        Ok(Launches {
-            programs: or(of(&is_program), 4, launch::made_up),
-            warm: or(of(&is_warm), WARM_PROGRAMS, launch::made_up_warm),
-            pages: or(of(&is_page), PAGES as u64, launch::made_up_page),
-            commands: or(of(&is_command), 4, launch::made_up_command),
-            mixed: (0..MIXED_BEFORE + MIXED_TIMES).map(benchmark).collect(),
-            boot,
-            recorded,
-        })
-    }
-
-    /// Returns all that use the desk's disk.
-    pub fn all(&self) -> Vec<&Launch> {
-        let all = self.programs.iter().chain(&self.warm).chain(&self.pages);
-        all.chain(&self.commands).chain(&self.mixed).collect()
-    }
-
-    /// Returns the boot that was recorded, as a whole.
-    pub fn boot(&self) -> Option<&Launch> {
-        self.boot.as_deref()
-    }
-
-    /// Returns where what noisy machines use of their disks ends, as far as it was recorded.
-    pub fn noise_end(&self) -> u64 {
-        self.boot.as_ref().map_or(0, |boot| boot.end())
-    }
-
-    /// Returns a launch of each kind by its number: there are no more than were recorded, over and over.
-    pub fn program(&self, number: usize) -> &Launch {
-        &self.programs[number % self.programs.len()]
-    }
-
-    pub fn warm(&self, number: usize) -> &Launch {
-        &self.warm[number % self.warm.len()]
-    }
-
-    pub fn page(&self, number: usize) -> &Launch {
-        &self.pages[number % self.pages.len()]
-    }
-
-    /// Returns what a noise of this name is, which ends with how many machines make it.
-    pub fn noise(&self, name: &str) -> Beside {
-        let what = name.trim_end_matches(|c: char| c.is_ascii_digit());
-        let kind = match (&self.boot, what) {
-            (_, "sync") => NoiseKind::Sync,
-            (Some(boot), "boot") => NoiseKind::Recorded(boot.clone()),
-            (None, "boot") => NoiseKind::Boot,
-            _ => NoiseKind::Reader,
-        };
-        let machines = name[what.len()..]
-            .parse::<usize>()
-            .unwrap_or(NOISY)
-            .min(NOISY);
-        Beside {
-            kind,
-            machines,
-            lie: Lie::None,
-        }
-    }
-}
-
-/// Returns the benchmark's reads of one time, which begin with an input.
-fn benchmark(time: u64) -> Launch {
-    let step = |number: u64| {
-        let block = (time * MIXED_READS + number).wrapping_mul(97) % MIXED_AMONG;
-        launch::Step {
-            think_us: Some(0),
-            after_input: number == 0,
-            op: floe_sched::Op::Read,
-            offset: MIXED_FROM + block * MIXED_BYTES,
-            bytes: MIXED_BYTES,
-            program: "benchmark".into(),
-        }
-    };
-    Launch {
-        name: format!("benchmark{time}"),
-        steps: (0..MIXED_READS).map(step).collect(),
-    }
-}
 
 /// What a round has measured: names and values.
 pub type Told = Vec<(String, f64)>;
@@ -212,13 +82,16 @@ impl Lab<'_> {
     fn launches(&mut self, round: usize, told: &mut Told) -> anyhow::Result<()> {
         let compared = &NOISES[..figures::COMPARED];
         let noises = self.choose(&NOISES[..], compared, &NOISES[..2]);
-        let launch = self.launches.program(round);
+        let (recorded, launch) = (self.launches, self.launches.program(round));
         for candidate in self.in_turn(candidates(self.context), round) {
             let who = candidate.prefix();
-            // beside writers that sync, the others would take most of the time
+            // beside what no promise is of, the others would take most of the time
             let often = candidates(self.context)[..QUICK].contains(&candidate);
-            let noises = noises.iter().filter(|noise| often || **noise != "sync7");
-            let all = [None].into_iter().chain(noises.copied().map(Some));
+            let noises = noises
+                .iter()
+                .copied()
+                .filter(|noise| (often || compared.contains(noise)) && recorded.has(noise));
+            let all = [None].into_iter().chain(noises.map(Some));
             for noise in all {
                 let beside = noise.map(|noise| self.launches.noise(noise));
                 let before = self.site.taken(candidate);
@@ -613,63 +486,6 @@ fn used(process: u32) -> anyhow::Result<f64> {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn what_was_not_recorded_is_made_up_and_what_was_is_used() {
-        let dir = tempfile::tempdir().unwrap();
-        let none = Launches::load(dir.path()).unwrap();
-        assert_eq!(
-            (none.recorded.len(), none.programs.len(), none.pages.len()),
-            (0, 4, PAGES)
-        );
-        assert_eq!(none.warm.len(), WARM_PROGRAMS as usize);
-        assert!(none.boot.is_none());
-        for name in ["xpdf", "warm-xpdf", "page-tutorial", "command-ls", "boot"] {
-            let mut script = Script {
-                name: name.into(),
-                ..launch::made_up(1)
-            };
-            script.requests.extend(launch::made_up(2).requests);
-            script.requests.extend(launch::made_up(3).requests);
-            launch::store(dir.path(), &script).unwrap();
-        }
-        let some = Launches::load(dir.path()).unwrap();
-        let names = |of: &[Launch]| -> Vec<String> { of.iter().map(|l| l.name.clone()).collect() };
-        assert_eq!(names(&some.programs), ["xpdf"]);
-        assert_eq!(names(&some.warm), ["warm-xpdf"]);
-        assert_eq!(names(&some.pages), ["page-tutorial"]);
-        assert_eq!(names(&some.commands), ["command-ls"]);
-        assert!(some.recorded.len() == 5 && some.boot.is_some());
-        assert_eq!(some.program(3).name, "xpdf");
-        // a boot is replayed as a whole
-        assert_eq!(some.program(3).steps.len(), REPLAYED_MAX);
-        assert!(
-            some.boot
-                .as_ref()
-                .is_some_and(|boot| boot.steps.len() == 180)
-        );
-        assert!(matches!(some.noise("boot7").kind, NoiseKind::Recorded(_)));
-        assert_eq!(some.noise("boot1").machines, 1);
-        assert_eq!(some.noise("reader7").machines, NOISY);
-        assert!(matches!(some.noise("sync7").kind, NoiseKind::Sync));
-        let three = some.noise("reader3");
-        assert!(matches!(three.kind, NoiseKind::Reader) && three.machines == 3);
-    }
-
-    #[test]
-    fn the_benchmark_is_the_papers() {
-        let launch = benchmark(3);
-        assert_eq!(launch.steps.len(), 10);
-        assert!(launch.steps.iter().all(|step| step.bytes == 128 << 10));
-        let inputs = launch.steps.iter().filter(|step| step.after_input);
-        assert_eq!(inputs.count(), 1);
-        let mut places: Vec<u64> = launch.steps.iter().map(|step| step.offset).collect();
-        places.sort_unstable();
-        places.dedup();
-        assert_eq!(places.len(), 10);
-        // no two stand side by side, which an arm would read at once
-        assert!(places.windows(2).all(|two| two[1] - two[0] > MIXED_BYTES));
-    }
 
     #[test]
     fn the_part_that_was_taken_for_waited_for_is_of_what_came_between() {

@@ -103,7 +103,7 @@ pub const WARM: &str = "warm-";
 /// What it reads in between, as a backup would: more than it has memory.
 const OTHER: &str = "dd if=/dev/vda of=/dev/null bs=1M count=600";
 /// The record of a boot.
-const BOOT: &str = "boot";
+pub const BOOT: &str = "boot";
 
 /// Record launches of real programs in a real guest, which floe-lab io replays
 #[derive(clap::Args)]

@@ -4,8 +4,8 @@
 use super::desk::{self, Desk, Place};
 use super::disk::Target;
 use super::groups::{CpuCap, Groups, WEIGHT};
+use super::launches::Launches;
 use super::noise::{self, Agent, Got, Lie, Noise, PLAYER};
-use super::parts::Launches;
 use super::replay::{FRAMES_AHEAD, LARGE_FRAME_BYTES, Lanes};
 use super::throttle::{Limit, Throttled};
 use crate::experiments::local::LocalMount;
@@ -428,7 +428,7 @@ impl Site {
                 lie,
             });
             let target = self.target(candidate, side, number)?;
-            noise.push(Noise::start(&beside.kind, &target, agent)?);
+            noise.push(Noise::start(&beside.kind.of(number), &target, agent)?);
         }
         if beside.is_some() {
             std::thread::sleep(settle);
