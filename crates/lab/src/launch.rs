@@ -22,7 +22,7 @@ pub use script::{Does, REQUEST_BYTES_MAX, Recorded, Script};
 use std::collections::HashMap;
 use std::io::ErrorKind;
 use std::path::Path;
-pub use truth::{NOBODY, Traced, traced};
+pub use truth::{NOBODY, Traced, read_of, traced};
 
 /// What a recorded file's name ends with.
 const SUFFIX: &str = "launch";

@@ -1,24 +1,20 @@
 //! `io-who`: of which requests is it known rightly that a person waits for them? A real guest, through a node, lives through a scripted day:
-//! programs that are started and used on inputs, and daemons that read by timers. Each reads files of its own, so that the place of a
-//! request on the disk tells the truth about it.
+//! programs that are started and used on inputs, and daemons that read by timers. They are programs of a Debian (`programs`), with libraries and files
+//! that several of them read, so that only the guest's kernel knows whose a request is (`truth`).
 //!
 //! Three days are lived through in each view: with the guest's agent; without it, when files are all that is known; and on the same disk without a file
 //! system that anybody knows, when inputs are. What is read between a program's first launch and the second time that somebody uses it is told apart,
 //! since nothing can be known of a program before.
 
 use super::live::Node;
-use crate::guest::{Guest, compile};
+use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
-use crate::slow_disk::output_of;
 use anyhow::{Context as _, ensure};
 use days::View;
 use floe_api::ImportRequest;
 use floe_sched::classify::List;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
-use std::os::unix::fs::{PermissionsExt, symlink};
-use std::path::{Path, PathBuf};
-use std::process::Command;
+use std::path::Path;
 use std::time::{Duration, Instant};
 
 #[allow(
@@ -28,44 +24,39 @@ use std::time::{Duration, Instant};
 #[path = "../../../sched/tests/days/mod.rs"]
 mod days;
 mod paper;
+mod programs;
+mod truth;
 
-/// The program in the guest.
-const PROGRAM: &str = include_str!("../../guests/who.rs");
-const MEMORY: u64 = 128 << 20;
-const BLOCK: u64 = 4096;
-const DISK_BYTES: u64 = 256 << 20;
-/// Programs that a user starts; each has files that it reads when it starts, when it is used, and by itself.
-const PROGRAMS: [&str; 5] = ["editor", "mail", "browser", "paint", "sheets"];
-const LAUNCH_FILES: u64 = 60;
-const USE_FILES: u64 = 120;
-const OWN_FILES: u64 = 30;
-/// How many files a use reads.
+const MEMORY: u64 = 256 << 20;
+/// Programs that a user starts. How they read, and what, is in `programs`.
+const PROGRAMS: [&str; 5] = ["python3", "perl", "openssl", "curl", "awk"];
+/// How many files a program reads when it is started, when it is used, and by itself.
+const LAUNCHED: u64 = 24;
 const USED: u64 = 12;
+const OWN: u64 = 3;
 /// Daemons: what they are called, how often they read in ms, and how many files each time.
 const DAEMONS: [(&str, u64, u64); 3] = [
-    ("indexd", 400, 1),
+    ("indexd", 3_000, 1),
     ("backupd", 15_000, 60),
     ("updated", 7_000, 10),
 ];
-const DAEMON_FILES: u64 = 300;
 /// Longest time for anything that a guest is told to do.
 const PATIENCE: Duration = Duration::from_secs(120);
+/// The same for all of its disk, and for all that its kernel has traced.
+const PATIENCE_FOR_ALL: Duration = Duration::from_secs(1200);
 
 /// Days of each view.
 const DAYS: u64 = 3;
-/// How many bytes of a disk are zeros where it has no file system.
-const BLANK_BYTES: usize = 1 << 20;
+/// How many bytes of a disk are zeros where it has no file system: its first superblock's block.
+const BLANK_BYTES: usize = 4096;
 
-/// Whose a block of the disk is, and whether a person waits for it.
+/// Who asks, and whether a person waits for it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Block {
     /// The number of the program; daemons come after [`PROGRAMS`].
     who: usize,
     is_waited_for: bool,
 }
-
-/// The truth about each block.
-type Truth = BTreeMap<u64, Block>;
 
 /// When each program was used for the second time, in microseconds since 1970.
 type Seconds = [Option<u64>; PROGRAMS.len()];
@@ -175,8 +166,8 @@ const SEEINGS: [Seeing; 3] = [
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("io-who", context.quick);
     let long = Duration::from_secs(context.pick(110, 25));
-    let (disk, layout, truth) = make_disk(&context.scratch)?;
-    let initrd = make_initrd(&Guest::tiny()?, &context.scratch, &layout)?;
+    let (tiny, debian) = (Guest::tiny()?, Guest::debian()?);
+    let initrd = programs::make_initrd(&tiny, &debian, &context.scratch)?;
     let trace = context.scratch.join("verdicts");
     let flags = [
         "--io-trace",
@@ -184,15 +175,15 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     ];
     let node = Node::start_with(None, &context.scratch.join("home"), &flags)?;
     let blank = context.scratch.join("blank.raw");
-    without_file_system(&disk, &blank)?;
-    for (name, disk) in [("day", &disk), ("blank", &blank)] {
-        import(&node, name, disk, &initrd)?;
+    programs::without_file_system(&debian.disk(), &blank)?;
+    for (name, disk) in [("day", debian.disk()), ("blank", blank)] {
+        import(&node, name, &disk, &initrd)?;
     }
     let mut told: BTreeMap<String, Samples> = BTreeMap::new();
     for number in 0..context.pick(DAYS, 1) {
         for seeing in SEEINGS {
             eprintln!("io-who: day {number} seen by {}", seeing.name);
-            let day = day(&node, &trace, seeing, number, long, &truth)?;
+            let day = day(&node, &trace, seeing, number, long)?;
             node.remove(seeing.machine)?;
             tell(&mut told, seeing.name, &day.scores);
             if seeing.agent {
@@ -224,7 +215,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
     report.add_value("simulated.learned.precision", "ratio", learned.precision());
     report.add_value("simulated.learned.recall", "ratio", learned.recall());
     report.note(
-        "`agent`, `file` and `input_only` are of real guests; reads of no file's blocks are not in them. `file` is the same days without the agent, `input_only` \
+        "`agent`, `file` and `input_only` are of real guests; what the guest reads for itself is not in them. `file` is the same days without the agent, `input_only` \
          without the agent and without a file system. `paper` is the paper's own rule over the days with the agent, told of each request whose it is. What is read between a program's first launch and its second use is in `first` alone. All that is called \
          simulated is of days that are made up",
     );
@@ -232,28 +223,19 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
 }
 
 fn import(node: &Node, name: &str, disk: &Path, initrd: &Path) -> anyhow::Result<()> {
-    let guest = Guest::tiny()?;
+    let (tiny, debian) = (Guest::tiny()?, Guest::debian()?);
     let text = |path: &Path| path.display().to_string();
     let request = ImportRequest {
         disks: vec![text(disk)],
-        kernel: Some(text(&guest.kernel())),
+        kernel: Some(text(&debian.kernel())),
         initrd: Some(text(initrd)),
-        cmdline: Some(guest.cmdline()?),
+        cmdline: Some(tiny.cmdline()?),
         name: Some(name.into()),
         memory_bytes: Some(MEMORY),
         cpus: Some(1),
         ..ImportRequest::default()
     };
     node.client.import(&request)?.finish(|_| {})?;
-    Ok(())
-}
-
-/// Copies a disk, but for what tells where its files are: programs of this experiment read blocks, and never miss it.
-fn without_file_system(disk: &Path, blank: &Path) -> anyhow::Result<()> {
-    use std::io::Write as _;
-    std::fs::copy(disk, blank)?;
-    let mut file = std::fs::File::options().write(true).open(blank)?;
-    file.write_all(&vec![0; BLANK_BYTES])?;
     Ok(())
 }
 
@@ -280,23 +262,21 @@ fn day(
     seeing: Seeing,
     number: u64,
     long: Duration,
-    truth: &Truth,
 ) -> anyhow::Result<Day> {
     let (machine, agent) = (seeing.machine, seeing.agent);
     node.boot(seeing.image, machine)?;
     // brings all of it from the repository into the cache, once
-    node.tell(machine, "cat /dev/vda > /dev/null", PATIENCE)?;
+    let all = "dd if=/dev/vda of=/dev/null bs=1M";
+    node.tell(machine, all, PATIENCE_FOR_ALL)?;
     if !agent {
         node.tell(machine, "kill $(pidof floe-guest)", PATIENCE)?;
     }
-    for (name, ms, files) in DAEMONS {
-        node.tell(
-            machine,
-            &format!("{name} every {ms} files {files} &"),
-            PATIENCE,
-        )?;
-    }
+    // from here on it is traced who asks
+    node.tell(machine, "prepare", PATIENCE)?;
     let from_us = unix_us();
+    for number in 0..DAEMONS.len() {
+        node.tell(machine, &programs::daemon(number), PATIENCE)?;
+    }
     let start = Instant::now();
     let (mut started, mut random) = ([false; PROGRAMS.len()], 7 + number);
     let (mut seconds, mut inputs_us) = (Seconds::default(), Vec::new());
@@ -309,26 +289,30 @@ fn day(
     while start.elapsed() < long {
         rest(node, Duration::from_millis(2_000 + below(4_000)));
         let which = below(PROGRAMS.len() as u64) as usize;
-        let name = PROGRAMS[which];
         let is_known = std::mem::replace(&mut started[which], true);
         if is_known && seconds[which].is_none() {
             seconds[which] = Some(unix_us());
         }
-        let line = match is_known && below(4) > 0 {
-            true => format!("{name} read use {USED} {}", below(USE_FILES - USED)),
-            false => format!("{name} read launch {LAUNCH_FILES}"),
+        let (first, count) = match is_known && below(4) > 0 {
+            true => (1 + below(programs::FILES - USED), USED),
+            false => (1, LAUNCHED),
         };
+        let line = programs::line("user", which, &first.to_string(), count);
         inputs_us.push(unix_us());
         node.client.has_input(machine)?;
         node.tell(machine, &line, PATIENCE)?;
         if below(4) == 0 {
             // by itself, once the user has turned to something else
-            let own = format!("(sleep 6; {name} read own 3 {}) &", below(OWN_FILES - 3));
-            node.tell(machine, &own, PATIENCE)?;
+            let first = 1 + below(programs::FILES - OWN);
+            let line = programs::line("own", which, &first.to_string(), OWN);
+            node.tell(machine, &format!("(sleep 6; {line}) &"), PATIENCE)?;
         }
     }
+    let truth = programs::TRUTH;
+    let all = format!("echo 0 > {truth}/tracing_on; cat {truth}/trace");
+    let traced = node.said(machine, &all, PATIENCE_FOR_ALL)?;
     node.client.io()?;
-    let rows = judged(&last_record(trace)?, from_us, truth)?;
+    let rows = judged(&last_record(trace)?, from_us, truth::asked(&traced))?;
     Ok(Day {
         scores: score(&rows, &seconds)?,
         rows,
@@ -386,21 +370,24 @@ fn last_record(trace: &Path) -> anyhow::Result<String> {
     Ok(std::fs::read_to_string(path)?)
 }
 
-/// Returns the reads that were recorded from then on and of which the truth is known.
-fn judged(record: &str, from_us: u64, truth: &Truth) -> anyhow::Result<Vec<Row>> {
+/// Returns the reads that were recorded from then on and of which the truth is known; `asked` is what the guest's kernel has traced since then.
+fn judged(record: &str, from_us: u64, mut asked: Vec<truth::Asked>) -> anyhow::Result<Vec<Row>> {
     let mut rows = Vec::new();
     for row in record.lines().skip(1) {
         let columns: Vec<&str> = row.split(',').collect();
-        let [us, "read", _, offset, _, class, ..] = columns[..] else {
+        let [us, "read", _, offset, bytes, class, ..] = columns[..] else {
             continue;
         };
-        let (us, offset): (u64, u64) = (us.parse()?, offset.parse()?);
-        let Some(block) = truth.get(&(offset / BLOCK)).filter(|_| us >= from_us) else {
+        let (us, offset, bytes): (u64, u64, u64) = (us.parse()?, offset.parse()?, bytes.parse()?);
+        if us < from_us {
+            continue;
+        }
+        let Some(block) = truth::whose(&mut asked, offset, bytes) else {
             continue;
         };
         rows.push(Row {
             us,
-            block: *block,
+            block,
             is_taken: class == "interactive",
         });
     }
@@ -431,127 +418,29 @@ fn score(rows: &[Row], seconds: &Seconds) -> anyhow::Result<Scores> {
     }
     ensure!(
         scores.later.all > 0,
-        "no request of a known file was recorded"
+        "no request of which the truth is known was recorded"
     );
     Ok(scores)
-}
-
-/// Makes a disk with an ext4 of all programs' files. Returns it, where the files are, and the truth.
-fn make_disk(scratch: &Path) -> anyhow::Result<(PathBuf, String, Truth)> {
-    let (tree, disk) = (scratch.join("tree"), scratch.join("day.raw"));
-    let mut files = Vec::new();
-    for (who, name) in PROGRAMS.into_iter().enumerate() {
-        for (part, number, is_waited_for) in [
-            ("launch", LAUNCH_FILES, true),
-            ("use", USE_FILES, true),
-            ("own", OWN_FILES, false),
-        ] {
-            let block = Block { who, is_waited_for };
-            files.extend((0..number).map(|n| (format!("{name}/{part}"), n, block)));
-        }
-    }
-    for (number, (name, _, _)) in DAEMONS.into_iter().enumerate() {
-        let block = Block {
-            who: PROGRAMS.len() + number,
-            is_waited_for: false,
-        };
-        files.extend((0..DAEMON_FILES).map(|n| (format!("{name}/files"), n, block)));
-    }
-    let noise = crate::workload::noise(64 << 10, 3);
-    for (number, (dir, file, _)) in files.iter().enumerate() {
-        std::fs::create_dir_all(tree.join(dir))?;
-        // no two alike, or they would be one chunk of the store
-        let mut bytes = noise[..(4 + number * 7 % 12) << 12].to_vec();
-        for block in bytes.chunks_mut(BLOCK as usize) {
-            block[..8].copy_from_slice(&(number as u64).to_le_bytes());
-        }
-        std::fs::write(tree.join(dir).join(file.to_string()), bytes)?;
-    }
-    std::fs::File::create(&disk)?.set_len(DISK_BYTES)?;
-    output_of(
-        Command::new("mkfs.ext4")
-            .args(["-q", "-b", "4096", "-d"])
-            .arg(&tree)
-            .arg(&disk),
-    )?;
-    std::fs::remove_dir_all(&tree)?;
-    let asked = scratch.join("asked");
-    let questions: String = files
-        .iter()
-        .map(|(dir, file, _)| format!("blocks /{dir}/{file}\n"))
-        .collect();
-    std::fs::write(&asked, questions)?;
-    let answers = output_of(Command::new("debugfs").arg("-f").arg(&asked).arg(&disk))?;
-    let (mut layout, mut truth) = (String::new(), Truth::new());
-    let answers = answers.lines().filter(|line| !line.starts_with("debugfs"));
-    let mut known = 0;
-    for ((dir, file, of), answer) in files
-        .iter()
-        .zip(answers.filter(|line| !line.trim().is_empty()))
-    {
-        let mut runs: Vec<(u64, u64)> = Vec::new();
-        for block in answer.split_whitespace() {
-            let block: u64 = block
-                .parse()
-                .with_context(|| format!("debugfs said {answer:?}"))?;
-            truth.insert(block, *of);
-            match runs.last_mut() {
-                Some((first, number)) if *first + *number == block => *number += 1,
-                _ => runs.push((block, 1)),
-            }
-        }
-        for (first, number) in runs {
-            writeln!(layout, "{dir} {file} {} {}", first * BLOCK, number * BLOCK)?;
-        }
-        known += 1;
-    }
-    ensure!(
-        known == files.len(),
-        "debugfs told of {known} files, not {}",
-        files.len()
-    );
-    Ok((disk, layout, truth))
-}
-
-/// Adds the programs and the layout to the tiny guest's initial RAM disk.
-fn make_initrd(guest: &Guest, scratch: &Path, layout: &str) -> anyhow::Result<PathBuf> {
-    let (source, root) = (scratch.join("who.rs"), scratch.join("who"));
-    std::fs::create_dir_all(root.join("bin"))?;
-    std::fs::write(&source, PROGRAM)?;
-    compile(&source, &root.join("bin/who-program"))?;
-    for name in PROGRAMS.into_iter().chain(DAEMONS.map(|(name, _, _)| name)) {
-        symlink("who-program", root.join("bin").join(name))?;
-    }
-    std::fs::set_permissions(
-        root.join("bin/who-program"),
-        std::fs::Permissions::from_mode(0o755),
-    )?;
-    std::fs::write(root.join("layout"), layout)?;
-    guest.add_to_initrd(&root, &scratch.join("who.initrd"))
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn truth() -> Truth {
-        let block = |who, is_waited_for| Block { who, is_waited_for };
-        let daemon = PROGRAMS.len();
-        [
-            (1, block(0, true)),
-            (2, block(0, false)),
-            (3, block(1, true)),
-            (9, block(daemon, false)),
-        ]
-        .into()
+    /// A trace of those who ask for these blocks, one after the other: by what role, which program, and where.
+    fn asked(of: &[(&str, &str, u64)]) -> Vec<truth::Asked> {
+        let one = |(role, name, block): &(&str, &str, u64)| {
+            format!(
+                "sh-9 [0] . 1: tracing_mark_write: floe {role} {name} 9\nx-9 [0] . 1: block_bio_queue: 254,0 R {} + 8 [x]\n",
+                block * 8
+            )
+        };
+        truth::asked(&of.iter().map(one).collect::<String>())
     }
 
     fn rows(of: &[(u64, u64, &str)]) -> String {
         let row = |(us, block, class): &(u64, u64, &str)| {
-            format!(
-                "{us},read,0,{},4096,{class},agent,a rule,x\n",
-                block * BLOCK
-            )
+            format!("{us},read,0,{},4096,{class},agent,a rule,x\n", block * 4096)
         };
         let rows: String = of.iter().map(row).collect();
         format!(
@@ -570,13 +459,24 @@ mod tests {
             (160, 2, "interactive"),
             (200, 1, "interactive"),
             (210, 1, "normal"),
-            (220, 2, "normal"),
+            (220, 1, "normal"),
             (230, 9, "interactive"),
             (240, 7, "interactive"),
             // never used twice
-            (250, 3, "interactive"),
+            (250, 1, "interactive"),
         ]);
-        let rows = judged(&rows, 100, &truth()).unwrap();
+        // several read the same block, in turn
+        let asked = asked(&[
+            ("user", PROGRAMS[0], 1),
+            ("user", PROGRAMS[0], 1),
+            ("own", PROGRAMS[0], 2),
+            ("user", PROGRAMS[0], 1),
+            ("user", PROGRAMS[0], 1),
+            ("own", PROGRAMS[0], 1),
+            ("daemon", DAEMONS[0].0, 9),
+            ("user", PROGRAMS[1], 1),
+        ]);
+        let rows = judged(&rows, 100, asked).unwrap();
         let scores = score(&rows, &seconds).unwrap();
         let of = |right, wrong, missed, all| Score {
             right,
@@ -598,7 +498,8 @@ mod tests {
     fn nothing_taken_has_no_precision_and_nothing_recorded_is_an_error() {
         assert_eq!(Score::default().precision(), None);
         assert_eq!(Score::default().recall(), None);
-        let none = judged(&rows(&[(5, 1, "normal")]), 100, &truth()).unwrap();
+        let asked = asked(&[("user", PROGRAMS[0], 1)]);
+        let none = judged(&rows(&[(5, 1, "normal")]), 100, asked).unwrap();
         assert!(none.is_empty() && score(&none, &Seconds::default()).is_err());
     }
 }

@@ -495,6 +495,12 @@ impl Node {
             .with_context(|| format!("{machine} does not answer"))
     }
 
+    /// The same, and returns what its console says until then.
+    pub fn said(&self, machine: &str, command: &str, patience: Duration) -> anyhow::Result<String> {
+        said_console(self.client.attach(machine)?, command, patience)
+            .with_context(|| format!("{machine} does not answer"))
+    }
+
     /// Asks the guest's shell a question, and waits for its answer.
     pub fn ask(&self, machine: &str, patience: Duration) -> anyhow::Result<Duration> {
         ask_console(self.client.attach(machine)?, patience)
@@ -571,10 +577,21 @@ pub fn ask_console(console: UnixStream, patience: Duration) -> anyhow::Result<Du
 
 /// The same after a command that must succeed.
 pub fn tell_console(
-    mut console: UnixStream,
+    console: UnixStream,
     command: &str,
     patience: Duration,
 ) -> anyhow::Result<Duration> {
+    let start = Instant::now();
+    said_console(console, command, patience)?;
+    Ok(start.elapsed())
+}
+
+/// The same, and returns all that the console has said meanwhile.
+pub fn said_console(
+    mut console: UnixStream,
+    command: &str,
+    patience: Duration,
+) -> anyhow::Result<String> {
     let start = Instant::now();
     // The shell calculates the answer, so the terminal's echo of the question does not contain it.
     let (a, b) = (std::process::id() % 1000, 123_456);
@@ -600,7 +617,7 @@ pub fn tell_console(
             .split_once(&answer)
             .and_then(|(_, rest)| rest.split_once('.'));
         match status {
-            Some(("0", _)) => return Ok(start.elapsed()),
+            Some(("0", _)) => return Ok(seen),
             Some(_) => bail!("{command} failed; the console said {seen:?}"),
             None => {}
         }

@@ -57,6 +57,12 @@ pub fn traced(text: &str) -> Vec<Traced> {
     all
 }
 
+/// Reads a line of such a trace, if it is of a read: the thread that asked, the first byte, and the first one behind it.
+pub fn read_of(line: &str) -> Option<(u32, u64, u64)> {
+    let event = event(line)?;
+    (event.does == Does::Read).then_some((event.thread, event.from, event.end))
+}
+
 /// Reads a line such as `dd-310 ( 310) [000] d..1. 12.345678: block_bio_queue: 254,0 RA 2048 + 256 [dd]`.
 fn event(line: &str) -> Option<Event<'_>> {
     let (head, tail) = line.split_once(": block_bio_queue: ")?;

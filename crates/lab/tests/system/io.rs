@@ -138,7 +138,7 @@ fn the_simulator_and_the_replay_tell_of_the_same_launches() {
 }
 
 #[test]
-#[ignore = "needs root, FUSE, QEMU, the tiny guest and e2fsprogs: make test-all"]
+#[ignore = "needs root, FUSE, QEMU, the tiny and the debian guest: make test-all"]
 fn what_is_known_of_who_asks_is_judged_in_three_views() {
     let measured = Measured::of(&["io-who", "--quick"]);
     for name in ["agent.requests", "file.requests", "input_only.requests"] {

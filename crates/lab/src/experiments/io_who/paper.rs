@@ -141,7 +141,7 @@ mod tests {
         let mut told = BTreeMap::new();
         tell(&mut told, &rows, &inputs);
         let value = |name: &str| told[name].median();
-        assert_eq!(value("paper.editor.rate_pct"), 100.0);
+        assert_eq!(value("paper.python3.rate_pct"), 100.0);
         assert!((value("paper.indexd.rate_pct") - 50.0).abs() < 1.0);
         assert_eq!(value("paper.4s.60pct.precision"), 1.0);
         assert_eq!(value("paper.8s.80pct.recall"), 1.0);
