@@ -135,8 +135,8 @@ fn transport() -> TransportConfig {
         .stream_receive_window(VarInt::from_u32(STREAM_WINDOW))
         .receive_window(VarInt::from_u32(WINDOW))
         .send_window(u64::from(WINDOW))
-        // one piece after the other: the first is there sooner, and the last no later
-        .send_fairness(false)
+        // one piece after the other, by their priorities: without fairness a demand would wait for the end of a piece that has begun
+        .send_fairness(true)
         .congestion_controller_factory(Arc::new(ShortQueue))
         // nobody sends any
         .datagram_receive_buffer_size(None)

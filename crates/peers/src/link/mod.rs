@@ -27,8 +27,8 @@ use tokio::sync::{Semaphore, mpsc, oneshot};
 const OUT_MAX: usize = 1024;
 /// Most pieces that are being sent to a host, so that a slow one takes no more of this host's memory.
 const SENDING_MAX: usize = 16;
-/// Messages go before all pieces, whose priorities are the numbers of their purposes.
-const MESSAGES_FIRST: i32 = Purpose::Demand as i32 + 1;
+/// Messages go before all pieces.
+const MESSAGES_FIRST: i32 = i32::MAX;
 
 /// What a link tells.
 #[derive(Debug)]
