@@ -191,13 +191,14 @@ fn what_the_benchmarks_say_of_a_figure_is_what_was_recorded() {
 }
 
 /// The figures in the columns of the tables that sum stream-sim up.
-const STREAMED: [&str; 6] = [
+const STREAMED: [&str; 7] = [
     "fetch_ratio",
     "miss_rate",
     "wait_s",
     "launch_s",
     "buffering_ratio",
     "buffering_per_min",
+    "stalls_per_min",
 ];
 
 /// The mean of a workload's figure over all links.

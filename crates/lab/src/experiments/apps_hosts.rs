@@ -22,7 +22,7 @@ const PART: Duration = Duration::from_secs(30);
 /// How many hosts.
 const HOSTS: usize = 2;
 /// Where a part's line is in the guest that has done it, or all of them in the parent of clones.
-const SUMS: &str = "/tmp/sums";
+const SUMS: &str = "/run/sums";
 /// What the parent's guest runs: `JOB OF UNITS`. Clones send their lines to it over the family's network, since those on another host reach
 /// none of the hosts.
 const AWAY: &str = r#"set -eu
@@ -36,7 +36,7 @@ server = socket.create_server(("", 9000))
 for _ in range(int(sys.argv[1])):
     with server.accept()[0] as part, part.makefile() as text:
         print(text.read().strip(), flush=True)
-' "$2" > /tmp/sums
+' "$2" > /run/sums
   floe-guest join "$4"
 else
   apps part "$1" $((id - 1)) "$2" "$3" | apps send 10.0.2.15 9000
