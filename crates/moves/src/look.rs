@@ -12,9 +12,15 @@ use floe_ground::{
 use floe_inputs::{Look, LookAsked};
 use floe_inventory::inventory::Entry;
 use floe_machine::console::ConsoleLog;
-use floe_machines::agents::Process;
+use floe_machines::{agents::Process, machines::launch::machine_forward};
 use futures::StreamExt;
-use std::{io, net::TcpStream, os::unix::net::UnixStream, sync::Arc, time::Duration};
+use std::{
+    io,
+    net::{SocketAddr, TcpStream},
+    os::unix::net::UnixStream,
+    sync::Arc,
+    time::{Duration, Instant},
+};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional},
     time::sleep,
@@ -22,6 +28,10 @@ use tokio::{
 
 /// How often it is looked whether who looks has the machine lent still: a console's log goes on for ever, and nobody says its end.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
+/// How long a port of a machine that is just being parked or woken may take to be its own again, and how long it may take to answer.
+const PORT_LIMIT: Duration = Duration::from_secs(5);
+/// How often such a port is looked at.
+const PORT_EVERY: Duration = Duration::from_millis(50);
 
 /// What is sent to who has asked.
 pub enum Shown {
@@ -60,7 +70,7 @@ impl Moves {
             Look::Log { tail_bytes, follow } => Shown::Log(log(*tail_bytes)?, *follow),
             Look::Picture => Shown::Picture(self.machines.screenshot(name)?),
             Look::Process(request) => Shown::Process(self.resizes.agents.exec(name, request)?),
-            Look::Port(port) => Shown::Port(connect(&entry.record().forwards, *port)?),
+            Look::Port(port) => Shown::Port(connect(&entry, *port)?),
         })
     }
 
@@ -160,8 +170,10 @@ impl Shown {
     }
 }
 
-/// Connects to the port of this host that leads to a TCP port of a guest.
-fn connect(forwards: &[PortForward], guest_port: u16) -> Result<TcpStream, NodeError> {
+/// Connects to the port of this host that leads to a TCP port of a guest. Where its record says that such a port is, its lender has chosen:
+/// so it is used only while this machine itself listens there.
+fn connect(entry: &Entry, guest_port: u16) -> Result<TcpStream, NodeError> {
+    let forwards = entry.record().forwards;
     let mut tcp = forwards.iter().filter(|of| of.protocol == Protocol::Tcp);
     let forward = tcp.find(|forward| forward.guest_port == guest_port);
     let forward = forward.ok_or_else(|| {
@@ -170,13 +182,47 @@ fn connect(forwards: &[PortForward], guest_port: u16) -> Result<TcpStream, NodeE
             "floe ps there shows its ports",
         )
     })?;
-    let address = (forward.host_address.as_str(), forward.host_port);
-    TcpStream::connect(address).map_err(at(format!("{forward} does not answer")))
+    let until = Instant::now() + PORT_LIMIT;
+    loop {
+        // asked first: what it does may be over, and the port open, in between
+        let is_free = entry.task().is_none();
+        if listens(entry, forward) {
+            break;
+        }
+        if is_free || Instant::now() >= until {
+            return Err(not_found(
+                format!("{forward} does not lead to it now"),
+                "floe ps there shows how it stands",
+            ));
+        }
+        std::thread::sleep(PORT_EVERY);
+    }
+    let port = machine_forward(forward)?;
+    let address = SocketAddr::new(port.host_address, port.host_port);
+    let connected = TcpStream::connect_timeout(&address, PORT_LIMIT);
+    connected.map_err(at(format!("{forward} does not answer")))
+}
+
+/// Whether a machine that is this node's listens at a port: its QEMU, or this node while it is parked.
+fn listens(entry: &Entry, forward: &PortForward) -> bool {
+    if !entry.may_run() {
+        return false;
+    }
+    let is_held = entry
+        .state()
+        .held
+        .iter()
+        .any(|held| held.forward == *forward);
+    is_held
+        || entry.vm().is_ok_and(|vm| {
+            machine_forward(forward).is_ok_and(|port| vm.forwards().contains(&port))
+        })
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
+    use floe_inventory::inventory::{HeldPort, Inventory, record::sample as record};
     use std::io::Write;
     use tokio::io::AsyncReadExt;
 
@@ -217,10 +263,38 @@ mod tests {
         sent.await.unwrap();
     }
 
+    /// A machine with this one port.
+    fn with_port(forward: &PortForward) -> Arc<Entry> {
+        let inventory = Inventory::new(Arc::default(), Default::default(), Arc::new(|_, _| ()));
+        let mut record = record();
+        record.forwards = vec![forward.clone()];
+        (record.turn, record.uid) = (None, None);
+        inventory.insert("web".parse().unwrap(), "machines/web".into(), record)
+    }
+
+    #[test]
+    fn a_port_that_its_lender_has_only_named_is_not_connected_to() {
+        // somebody else listens there
+        let other = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+        other.set_nonblocking(true).unwrap();
+        let host_port = other.local_addr().unwrap().port();
+        let forward: PortForward = format!("{host_port}:80").parse().unwrap();
+        let error = connect(&with_port(&forward), 80).unwrap_err();
+        assert_eq!(error.code(), ErrorCode::NotFound);
+        assert_eq!(
+            other.accept().unwrap_err().kind(),
+            io::ErrorKind::WouldBlock
+        );
+    }
+
     #[tokio::test]
     async fn a_port_leads_to_its_guest_and_hears_the_answer_of_who_has_said_all() {
         let guest = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
         let host_port = guest.local_addr().unwrap().port();
+        let forward: PortForward = format!("{host_port}:80").parse().unwrap();
+        let socket = guest.try_clone().unwrap().into();
+        let entry = with_port(&forward);
+        entry.holds_ports(vec![HeldPort { forward, socket }]);
         std::thread::spawn(move || {
             let (client, _) = guest.accept().unwrap();
             let mut asked = String::new();
@@ -229,9 +303,8 @@ mod tests {
                 .write_all(asked.to_uppercase().as_bytes())
                 .unwrap();
         });
-        let forward: PortForward = format!("{host_port}:80").parse().unwrap();
-        assert!(connect(std::slice::from_ref(&forward), 81).is_err());
-        let port = Shown::Port(connect(&[forward], 80).unwrap());
+        assert!(connect(&entry, 81).is_err());
+        let port = Shown::Port(connect(&entry, 80).unwrap());
         let (mut lender, borrower) = tokio::io::duplex(1 << 10);
         let sent = tokio::spawn(port.send(borrower, || true));
         AsyncWriteExt::write_all(&mut lender, b"all").await.unwrap();
