@@ -300,7 +300,8 @@ impl Moves {
         if let Some(opened) = opened {
             self.parks.is_memory(opened); // it goes
         }
-        if brought.is_err() && order.machine.sealed {
+        // what nobody can read here goes on where it was
+        if brought.is_err() && order.machine.sealed && !is_sealed(&found.manifest) {
             self.forgets_arrival(image);
         }
         let brought = brought?;
