@@ -22,7 +22,7 @@ use floe_ground::{
     error::{NodeError, at_named, busy, not_found, refused, usage},
     report::Report,
 };
-use floe_guest::copy::{self, Form, Place};
+use floe_guest::copy::{self, Form, Place, Together};
 use floe_image::MachineConfig;
 use floe_inventory::inventory::{
     Entry,
@@ -32,7 +32,7 @@ use floe_inventory::inventory::{
 };
 use floe_library::images::{PARK_LABEL, finish};
 use floe_store::{Ingest, IngestOptions};
-use std::{cell::RefCell, path::Path, sync::Arc, time::Duration};
+use std::{cell::RefCell, collections::HashSet, path::Path, sync::Arc, time::Duration};
 
 /// How they are called among what is under way and what is kept: no machine's key begins so.
 const WHAT: &str = "results ";
@@ -66,18 +66,23 @@ impl Moves {
                 format!("floe cp {name}:PATH . has files of a machine that runs here"),
             ));
         };
+        let unwritten =
+            |what: &str| at_named(format!("cannot write {what} below {}", into.display()));
+        // all of them, or none
+        let partial = into.join(format!(".{name}.partial"));
+        let together = Together::begin(partial).map_err(unwritten("results"))?;
         for path in &request.results {
             let bytes = self.bring_results(&to, &key, path, report)?;
             let file = Path::new(path).file_name();
             let place = Place {
-                target: into,
+                target: together.path(),
                 name: &file.unwrap_or_default().to_string_lossy(),
                 special_bits: false,
             };
-            copy::receive(&bytes[..], Form::Archive, &place, &mut |_, _| ()).map_err(at_named(
-                format!("cannot write {path} below {}", into.display()),
-            ))?;
+            copy::receive(&bytes[..], Form::Archive, &place, &mut |_, _| ())
+                .map_err(unwritten(path))?;
         }
+        together.put_in(into).map_err(unwritten("results"))?;
         report.stage("results")?;
         let operation = self.begin(&entry, Task::Move)?;
         let operation = operation.ok_or_else(|| no_loan(name))?;
@@ -320,8 +325,15 @@ fn check(request: &RecallRequest) -> Result<&Path, NodeError> {
             "have them in one directory, and name that",
         ));
     }
+    let mut names = HashSet::new();
     for path in &request.results {
         check_path(path)?;
+        if !names.insert(Path::new(path).file_name()) {
+            return Err(usage(
+                format!("{path} would take the place of another with its name"),
+                "bring back the directory that has them, or one of them",
+            ));
+        }
     }
     let found = std::fs::metadata(into);
     let found = found.map_err(at_named(format!("cannot write to {}", into.display())))?;
@@ -379,6 +391,11 @@ mod tests {
             ..request.clone()
         };
         assert!(check(&elsewhere).is_err());
+        let of_one_name = RecallRequest {
+            results: vec!["/root/out".into(), "/srv/out/".into()],
+            ..request.clone()
+        };
+        assert!(check(&of_one_name).is_err());
         let of_a_node = RecallRequest {
             from: Some("cloud".into()),
             ..request

@@ -2,6 +2,7 @@
 //! of those gets its turn, whatever became of the others.
 
 use std::cell::Cell;
+use std::collections::HashSet;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
@@ -16,6 +17,7 @@ use floe_api::{
     ErrorCode, Family, KillRequest, MachineInfo, MachineStatus, MoveReport, MoveRequest,
     RecallRequest,
 };
+use floe_guest::copy::Together;
 
 /// Move machines to another node of the cluster, where they go on with their memory, disks, names, ports and limits
 #[derive(Debug, Args)]
@@ -174,6 +176,15 @@ impl Recall {
 impl Recall {
     /// Brings results of the clones that the machines have on other nodes, and ends each one whose results are all here.
     fn clones_come(&self, cx: &Context, into: &str) -> Result<ExitCode, CliError> {
+        let mut names = HashSet::new();
+        for path in &self.results {
+            if !names.insert(Path::new(path).file_name()) {
+                return Err(CliError::usage(
+                    format!("{path} would take the place of another with its name"),
+                    "bring back the directory that has them, or one of them",
+                ));
+            }
+        }
         let client = cx.client()?;
         let mut clones = Vec::new();
         for name in &self.machines {
@@ -189,12 +200,13 @@ impl Recall {
         }
         let turns = Turns::take(cx, &clones, |client, clone| {
             let dir = format!("{into}/{clone}");
-            std::fs::create_dir_all(&dir)
-                .map_err(|error| CliError::file("create", Path::new(&dir), error))?;
-            for path in &self.results {
-                copy::out_of(cx, clone, path, &dir, "")?;
-            }
-            client.kill(clone, &KillRequest::default())?;
+            self.clone_gives(cx, clone, into, Path::new(&dir))?;
+            let killed = client.kill(clone, &KillRequest::default());
+            killed.map_err(|error| {
+                let mut error = CliError::from(error);
+                error.0.message = format!("{} (its results are in {dir})", error.0.message);
+                error
+            })?;
             if cx.out.json {
                 return Ok::<_, CliError>(());
             }
@@ -202,6 +214,23 @@ impl Recall {
                 .text(&format!("the results of {clone} are in {dir}\n"))
         })?;
         Ok(turns.failed.unwrap_or(ExitCode::SUCCESS))
+    }
+
+    /// Brings all results of a clone to a directory below `into`, or none.
+    fn clone_gives(
+        &self,
+        cx: &Context,
+        clone: &str,
+        into: &str,
+        dir: &Path,
+    ) -> Result<(), CliError> {
+        let partial = format!("{into}/.{clone}.partial");
+        let unwritten = |error| CliError::file("write results to", dir, error);
+        let together = Together::begin(PathBuf::from(&partial)).map_err(unwritten)?;
+        for path in &self.results {
+            copy::out_of(cx, clone, path, &partial, "")?;
+        }
+        together.put_in(dir).map_err(unwritten)
     }
 }
 

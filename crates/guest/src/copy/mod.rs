@@ -12,7 +12,7 @@ mod receive;
 mod send;
 mod sparse;
 
-pub use receive::{Place, receive};
+pub use receive::{Place, Together, receive};
 pub use send::send;
 
 /// What a stream holds.

@@ -62,6 +62,72 @@ pub fn receive(
     Ok(path)
 }
 
+/// Several streams that come into a directory together: all of them, or none. What has come of those that do not is removed.
+#[derive(Debug)]
+pub struct Together {
+    partial: PathBuf,
+}
+
+impl Together {
+    /// Makes the directory where they wait for each other, in place of one that an earlier try has left. It is to be beside, or in, the
+    /// one that is to have them.
+    pub fn begin(partial: PathBuf) -> io::Result<Together> {
+        match fs::remove_dir_all(&partial) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+            _ => {}
+        }
+        fs::create_dir(&partial)?;
+        Ok(Together { partial })
+    }
+
+    /// Returns where each of them goes.
+    pub fn path(&self) -> &Path {
+        &self.partial
+    }
+
+    /// Moves them to a directory, which need not be there. Files that are there by their names are replaced; if there is a directory, none
+    /// of them is moved.
+    pub fn put_in(self, directory: &Path) -> io::Result<()> {
+        let there = fs::symlink_metadata(directory);
+        if there.is_err_and(|error| error.kind() == io::ErrorKind::NotFound) {
+            return rename(&self.partial, directory, true);
+        }
+        let mut parts = Vec::new();
+        for part in fs::read_dir(&self.partial)? {
+            let part = part?;
+            let (is_directory, to) = (part.file_type()?.is_dir(), directory.join(part.file_name()));
+            let there = match fs::symlink_metadata(&to) {
+                Err(error) if error.kind() == io::ErrorKind::NotFound => None,
+                there => Some(there?),
+            };
+            if there.is_some_and(|there| is_directory || there.is_dir()) {
+                return Err(exists(&to));
+            }
+            parts.push((part.path(), to, is_directory));
+        }
+        for (from, to, is_directory) in parts {
+            rename(&from, &to, is_directory)?;
+        }
+        Ok(())
+    }
+}
+
+impl Drop for Together {
+    fn drop(&mut self) {
+        let _ = fs::remove_dir_all(&self.partial); // it may have gone as a whole; the next try removes what stays
+    }
+}
+
+fn exists(path: &Path) -> io::Error {
+    io::Error::new(
+        io::ErrorKind::AlreadyExists,
+        format!(
+            "{} exists already; remove it, or name another",
+            path.display()
+        ),
+    )
+}
+
 /// Removes what was written, through no symbolic link, also from directories that have got their modes.
 fn remove(path: &Path) -> io::Result<()> {
     if !fs::symlink_metadata(path)?.is_dir() {
@@ -115,13 +181,7 @@ fn rename(partial: &Path, path: &Path, is_directory: bool) -> io::Result<()> {
     if is_directory {
         rustix::fs::renameat_with(CWD, partial, CWD, path, RenameFlags::NOREPLACE).map_err(
             |error| match error {
-                rustix::io::Errno::EXIST => io::Error::new(
-                    io::ErrorKind::AlreadyExists,
-                    format!(
-                        "{} exists already; remove it, or name another",
-                        path.display()
-                    ),
-                ),
+                rustix::io::Errno::EXIST => exists(path),
                 error => error.into(),
             },
         )?;

@@ -405,3 +405,34 @@ fn an_agent_that_knows_no_holes_is_sent_what_it_knows() {
     let kinds: Vec<_> = kinds.map(|e| e.unwrap().header().entry_type()).collect();
     assert_eq!(kinds, [tar::EntryType::Regular]);
 }
+
+#[test]
+fn what_comes_together_is_there_once_all_of_it_has_come() {
+    let dir = tempfile::tempdir().unwrap();
+    let (partial, results) = (dir.path().join(".web.partial"), dir.path().join("web"));
+    let come = |names: &[&str]| {
+        let together = Together::begin(partial.clone()).unwrap();
+        for name in names {
+            fs::create_dir(together.path().join(name)).unwrap();
+            fs::write(together.path().join(name).join("result"), "made").unwrap();
+        }
+        fs::write(together.path().join("log"), names.join(" ")).unwrap();
+        together
+    };
+    // one of them does not come: nothing is there, and it can be tried again, also after a kill
+    drop(come(&["out"]));
+    assert!(list(dir.path()).is_empty());
+    std::mem::forget(come(&["left"]));
+    come(&["out"]).put_in(&results).unwrap();
+    assert_eq!(list(dir.path()), ["web"]);
+    assert_eq!(list(&results), ["log", "out"]);
+    // others come beside them
+    come(&["more"]).put_in(&results).unwrap();
+    assert_eq!(list(&results), ["log", "more", "out"]);
+    assert_eq!(fs::read_to_string(results.join("log")).unwrap(), "more");
+    // and none takes the place of a directory
+    let error = come(&["new", "out"]).put_in(&results).unwrap_err();
+    assert!(error.to_string().contains("out exists already"), "{error}");
+    assert_eq!(list(&results), ["log", "more", "out"]);
+    assert_eq!(list(dir.path()), ["web"]);
+}
