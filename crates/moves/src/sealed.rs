@@ -139,6 +139,7 @@ impl Moves {
         });
         if let Err(error) = &opened {
             tracing::warn!(machine, %error, "what was told of it sealed does not open: all of it is brought");
+            self.images.leaves_garbage(); // what has opened of it can be read
         }
         opened.ok()
     }
@@ -152,6 +153,7 @@ impl Moves {
         {
             tracing::warn!(path = %note.display(), %error, "what has come of a machine stays here for a while");
         }
+        self.images.leaves_garbage();
     }
 }
 

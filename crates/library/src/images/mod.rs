@@ -476,6 +476,11 @@ impl Images {
         age_s < GC_AGE_WHILE_BUSY.as_secs() && self.storing.try_write().is_none()
     }
 
+    /// Has [`Images::collect_rest`] remove what no image needs, soon.
+    pub fn leaves_garbage(&self) {
+        self.has_garbage.store(true, Ordering::Relaxed);
+    }
+
     /// Removes what had to stay when garbage was collected because something was being stored, once nothing is.
     pub fn collect_rest(&self) {
         if !self.has_garbage.load(Ordering::Relaxed) || self.storing.try_write().is_none() {
