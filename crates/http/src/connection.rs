@@ -22,6 +22,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinHandle;
 use tokio::time::{sleep_until, timeout_at};
 
+use crate::carry::carry;
 use crate::fault::{Fault, chain};
 use crate::tls;
 
@@ -313,26 +314,23 @@ impl Answer {
     }
 }
 
-/// Returns one end of a pair of sockets, between the other end of which and a connection a thread carries the bytes until both have said
-/// all that they have.
+/// Returns one end of a pair of sockets, between the other end of which and a connection a thread carries the bytes ([`carry`]).
 fn carried(connection: Connection, there: Upgraded) -> Result<Switched, Fault> {
     let cut_off = |error: std::io::Error| Fault::CutOff(chain(&error));
     let (ours, theirs) = UnixStream::pair().map_err(cut_off)?;
     theirs.set_nonblocking(true).map_err(cut_off)?;
-    let carry = move || {
+    let carries = move || {
         let Some(runtime) = connection.runtime.as_ref() else {
             return;
         };
         runtime.block_on(async {
-            let Ok(mut here) = tokio::net::UnixStream::from_std(theirs) else {
-                return;
-            };
-            // who has said all may still have something to hear
-            let _ = tokio::io::copy_bidirectional(&mut here, &mut TokioIo::new(there)).await;
+            if let Ok(here) = tokio::net::UnixStream::from_std(theirs) {
+                carry(here, TokioIo::new(there)).await;
+            }
         });
     };
-    let carries = floe_threads::spawn("http-carries", carry);
-    carries.map_err(|error| Fault::CutOff(error.to_string()))?;
+    let started = floe_threads::spawn("http-carries", carries);
+    started.map_err(|error| Fault::CutOff(error.to_string()))?;
     Ok(Switched::Stream(ours, Bytes::new()))
 }
 

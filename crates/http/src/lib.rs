@@ -9,6 +9,8 @@
 //! another thread. A measured ping-pong of 4 KiB over loopback takes some 40 us this way, no more than with a bare blocking
 //! socket; a page fault may take 250 us in all. An idle connection costs two descriptors.
 //!
+//! [`carry()`] carries the bytes of two connections to each other: of one that has gone over to another protocol, for instance.
+//!
 //! A [`Fault`] tells whether the request may have reached the server, since that decides whether it may be sent again.
 //!
 //! [`Proxies`] has what the environment says of proxies; a server is asked through one only if its owner says so ([`Server::through`]), as
@@ -21,6 +23,7 @@
 //! The calling thread must not be one that runs tasks of an async runtime.
 
 mod address;
+mod carry;
 mod connection;
 mod dial;
 mod fault;
@@ -31,6 +34,7 @@ mod server;
 mod tls;
 
 pub use address::{escape, escape_path, shown, socket_address, web};
+pub use carry::carry;
 pub use connection::{Answer, Connection, Ended, Limits, OnData, OnSent, Switched};
 pub use fault::Fault;
 pub use kept::Connections;

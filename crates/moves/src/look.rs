@@ -22,7 +22,7 @@ use std::{
     time::{Duration, Instant},
 };
 use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt, copy_bidirectional},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     time::sleep,
 };
 
@@ -108,8 +108,8 @@ impl Shown {
         if let Shown::Port(guest) = self {
             let guest = guest.set_nonblocking(true).map(|()| guest);
             match guest.and_then(tokio::net::TcpStream::from_std) {
-                Ok(mut guest) => tokio::select! {
-                    _ = copy_bidirectional(&mut there, &mut guest) => {}
+                Ok(guest) => tokio::select! {
+                    () = floe_http::carry(&mut there, guest) => {}
                     () = over => {}
                 },
                 Err(error) => tracing::warn!(%error, "a port does not lead to its guest"),
