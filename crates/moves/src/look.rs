@@ -23,7 +23,7 @@ use std::{
 };
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
-    time::sleep,
+    time::{sleep, timeout},
 };
 
 /// How often it is looked whether who looks has the machine lent still: a console's log goes on for ever, and nobody says its end.
@@ -32,6 +32,8 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const PORT_LIMIT: Duration = Duration::from_secs(5);
 /// How often such a port is looked at.
 const PORT_EVERY: Duration = Duration::from_millis(50);
+/// How long what is still sent to a process that is over is taken, and thrown away.
+const LINGER: Duration = Duration::from_secs(10);
 
 /// What is sent to who has asked.
 pub enum Shown {
@@ -100,9 +102,12 @@ impl Shown {
         };
         if let Shown::Process(process) = self {
             tokio::select! {
-                () = process.relay(there) => {}
-                () = over => {}
+                () = process.relay(&mut there) => {}
+                () = over => return,
             }
+            // what is unread when it is closed would take the process's last words with it
+            let unread = &mut tokio::io::sink();
+            let _ = timeout(LINGER, tokio::io::copy(&mut there, unread)).await;
             return;
         }
         if let Shown::Port(guest) = self {

@@ -579,6 +579,14 @@ fn a_lent_machines_guest_is_reached_from_where_its_user_sits() {
         &["exec", "web", "--", "sh", "-c", "exit 7"],
     ));
     assert_eq!(failed.status.code(), Some(7));
+    // also of one that ends before it has taken its input
+    let input = nodes[0].home().join("input");
+    fs::write(&input, vec![7; 4 << 20]).unwrap();
+    let args = ["exec", "-i", "web", "--", "sh", "-c", "exit 7"];
+    let mut untaken = floe(&nodes[0], &args);
+    untaken.stdin(fs::File::open(&input).unwrap());
+    let untaken = ends(untaken);
+    assert_eq!(untaken.status.code(), Some(7), "{}", said(&untaken));
     // what can't be started there says so as it does here
     let none = ends(floe(&nodes[0], &["exec", "web", "--", "/no/such"]));
     assert_eq!(none.status.code(), Some(127), "{}", said(&none));

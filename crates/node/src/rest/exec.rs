@@ -13,11 +13,15 @@ use floe_inputs::Look;
 use floe_machines::agents::Process;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use std::sync::Arc;
+use std::{sync::Arc, time::Duration};
 use tokio::{
     io::{AsyncRead, AsyncWrite, AsyncWriteExt},
     net::UnixStream,
+    time::sleep,
 };
+
+/// How long a process elsewhere that takes nothing any more may take to say its last.
+const LAST_WORDS: Duration = Duration::from_secs(10);
 
 /// Where a process runs.
 enum Runs {
@@ -89,9 +93,18 @@ async fn carry(user: impl AsyncRead + AsyncWrite, there: std::os::unix::net::Uni
         }
     };
     let (mut from_user, mut to_user) = tokio::io::split(user);
+    let up = async {
+        // a process that takes nothing any more may still have something to say
+        if tokio::io::copy(&mut from_user, &mut to_there)
+            .await
+            .is_err()
+        {
+            sleep(LAST_WORDS).await;
+        }
+    };
     tokio::select! {
         _ = tokio::io::copy(&mut from_there, &mut to_user) => {}
-        _ = tokio::io::copy(&mut from_user, &mut to_there) => {}
+        () = up => {}
     }
     let _ = to_user.shutdown().await; // the user may be gone
 }
@@ -117,6 +130,23 @@ mod tests {
         let mut all = String::new();
         user.read_to_string(&mut all).await.unwrap();
         assert_eq!(all, "out, and over");
+        carried.await.unwrap();
+    }
+
+    #[tokio::test]
+    async fn a_process_that_takes_nothing_any_more_is_heard_to_its_end() {
+        let (mut user, ours) = tokio::io::duplex(1 << 10);
+        let (there, theirs) = UnixStream::pair().unwrap();
+        let there = there.into_std().unwrap();
+        there.shutdown(std::net::Shutdown::Read).unwrap();
+        let carried = tokio::spawn(carry(ours, theirs.into_std().unwrap()));
+        user.write_all(b"nobody takes this").await.unwrap();
+        let mut there = UnixStream::from_std(there).unwrap();
+        there.write_all(b"exit 7").await.unwrap();
+        there.shutdown().await.unwrap();
+        let mut all = String::new();
+        user.read_to_string(&mut all).await.unwrap();
+        assert_eq!(all, "exit 7");
         carried.await.unwrap();
     }
 }
