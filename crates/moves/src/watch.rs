@@ -32,19 +32,22 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 type Tries = HashMap<String, (u32, Instant)>;
 
 impl Moves {
-    /// Starts the thread that finishes moves.
+    /// Starts the threads that finish moves, and open and close the ports of lent machines.
     pub fn start_looking_after(self: &Arc<Self>) -> Result<(), NodeError> {
         let mut tries = Tries::new();
         self.start_syncing()?;
         self.start_leasing()?;
         let threads = &self.core.threads;
+        // ports do not wait for other nodes' answers
+        threads.keep("moves-ports", self, LOOK_EVERY, |moves| {
+            moves.look_at_ports();
+        })?;
         Ok(threads.keep("moves", self, LOOK_EVERY, move |moves| {
             moves.look(&mut tries);
         })?)
     }
 
     fn look(&self, tries: &mut Tries) {
-        self.look_at_ports();
         // what only saves sending it again makes room on a full disk
         let is_full = self.machines.check_room().is_err();
         let mut copies = self.copies.lock();
