@@ -144,6 +144,7 @@ impl Beside {
             true => reading.began.elapsed() + patience,
             false => reading.request.deadline,
         };
+        let _flight = (!demand).then(|| part.fly(&items));
         let read = reading.some_of_source(&*self.hub_source, &items, limit);
         if demand {
             let took = match &read {
@@ -186,6 +187,7 @@ impl Beside {
             },
             Err(error) => {
                 tracing::debug!(image = reading.image.short(), %error, "read from the hub instead");
+                let _flight = part.fly(&reading.rest());
                 reading.of_source(&*self.hub_source, reading.request.deadline)
             }
         }
@@ -227,9 +229,9 @@ impl Source for Beside {
         }
     }
 
-    /// A piece that somebody waits for, and that is on its way for somebody else already, is hurried.
-    fn merges(&self, image: &Hash) -> bool {
-        self.part(image).is_some()
+    /// A piece that somebody waits for, and that is on its way for somebody else already, is hurried. A chunk of the hub would come twice.
+    fn merges(&self, image: &Hash, hash: &Hash) -> bool {
+        self.part(image).is_some_and(|part| !part.is_flying(hash))
     }
 
     fn whole_packs(&self, image: &Hash) -> Option<Arc<dyn WholePacks>> {
@@ -363,6 +365,30 @@ mod tests {
         assert!(lacks(last));
         one(last, &ahead);
         assert!(!lacks(last), "what is predicted comes as a piece");
+        drop(other);
+    }
+
+    #[test]
+    fn what_the_hub_sends_ahead_is_not_read_once_more_for_whoever_waits_for_it() {
+        let world = World::new(false);
+        let other = linked(&world, true);
+        world.part.note_no_model();
+        let mut merged = Vec::new();
+        let ahead = Request::prefetch(PATIENCE);
+        // the first is a chunk of the hub's, and so many are pieces
+        for numbers in [0..1, 512..CHUNKS] {
+            let (wants, mut came) = (items(numbers), None);
+            let mut sink = |_: Kind, hash: Hash, _: &[u8]| {
+                if hash == wants[0].1 {
+                    came = Some(world.beside.merges(&world.image, &hash));
+                }
+            };
+            let read = world.beside.read(&world.image, &wants, &ahead, &mut sink);
+            read.unwrap();
+            merged.push(came);
+            assert!(world.beside.merges(&world.image, &wants[0].1));
+        }
+        assert_eq!(merged, [Some(false), Some(true)]);
         drop(other);
     }
 

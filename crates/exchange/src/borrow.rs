@@ -188,9 +188,9 @@ impl Source for Borrowed {
     }
 
     /// A piece that somebody waits for, and that is on its way for somebody else already, is hurried.
-    fn merges(&self, image: &Hash) -> bool {
+    fn merges(&self, image: &Hash, hash: &Hash) -> bool {
         let choice = self.choice(image);
-        choice.is_some_and(|choice| choice.lock().is_swarm()) || self.parent.merges(image)
+        choice.is_some_and(|choice| choice.lock().is_swarm()) || self.parent.merges(image, hash)
     }
 
     fn multicast(&self) -> Option<bool> {
@@ -429,7 +429,7 @@ mod tests {
         // of the rest the swarm has each chunk in a piece, which is here sooner
         let bytes = CHUNK_SIZE as u64;
         let [cheaper, late, later] = alone_in_pieces(&world);
-        let of_swarm = || clone.borrowed.merges(&clone.fork);
+        let of_swarm = || clone.borrowed.merges(&clone.fork, &cheaper.1);
         let (lent, group) = clone.read(&[cheaper]);
         let both = (lent.swarm_bytes, lent.parent_bytes);
         assert_eq!(both, (bytes, before.parent_bytes), "{lent:?}");

@@ -179,6 +179,8 @@ pub(super) struct Part {
     later: Mutex<VecDeque<(Kind, Hash)>>,
     /// Whether that is being done.
     pub follows: AtomicBool,
+    /// Items that are on their way from the hub as chunks, ahead of need.
+    flying: Mutex<HashSet<Hash>>,
     /// Why this swarm is not read from any more, the packs that are to blame, and whether the node has acted on it.
     spoilt: Mutex<Option<(String, Vec<Hash>, bool)>>,
     /// When this part began, and how many milliseconds later somebody last stood still.
@@ -225,6 +227,7 @@ impl Part {
             later: Mutex::default(),
             spoilt: Mutex::default(),
             follows: AtomicBool::default(),
+            flying: Mutex::default(),
             since: Instant::now(),
             demanded_ms: AtomicU64::default(),
         }
@@ -327,6 +330,18 @@ impl Part {
         !self.look_up(wants).there.is_empty()
     }
 
+    /// Notes that the hub is asked for items ahead of need, until what is returned is dropped.
+    pub fn fly(&self, items: &[(Kind, Hash)]) -> Flight<'_> {
+        let items: Vec<Hash> = items.iter().map(|(_, hash)| *hash).collect();
+        self.flying.lock().extend(&items);
+        Flight { part: self, items }
+    }
+
+    /// Whether an item is on its way from the hub, ahead of need.
+    pub fn is_flying(&self, item: &Hash) -> bool {
+        self.flying.lock().contains(item)
+    }
+
     /// Notes how long a machine stood still for chunks of the hub, and whether they came.
     pub fn hub_took(&self, took: Duration, whole: bool) {
         let now = self.since.elapsed();
@@ -424,6 +439,21 @@ impl Part {
         let (why, packs, seen_to) = spoilt.as_mut()?;
         let first = !std::mem::replace(seen_to, true);
         first.then(|| (why.clone(), packs.clone()))
+    }
+}
+
+/// Items that the hub was asked for ahead of need ([`Part::fly`]).
+pub(super) struct Flight<'a> {
+    part: &'a Part,
+    items: Vec<Hash>,
+}
+
+impl Drop for Flight<'_> {
+    fn drop(&mut self) {
+        let mut flying = self.part.flying.lock();
+        for item in &self.items {
+            flying.remove(item);
+        }
     }
 }
 

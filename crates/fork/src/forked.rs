@@ -115,8 +115,8 @@ impl Source for Patient {
         })
     }
 
-    fn merges(&self, image: &Hash) -> bool {
-        self.0.merges(image)
+    fn merges(&self, image: &Hash, hash: &Hash) -> bool {
+        self.0.merges(image, hash)
     }
 
     fn link(&self) -> LinkEstimate {

@@ -147,10 +147,10 @@ pub trait Source: Send + Sync {
         LinkEstimate::default()
     }
 
-    /// Whether two reads of one item of this image at the same time bring its bytes once. Then a demand for what a prefetch is reading is
-    /// read for itself, with the urgency of a demand, instead of waiting for that prefetch.
-    fn merges(&self, image: &Hash) -> bool {
-        let _ = image;
+    /// Whether a second read of an item of this image, now that the first is under way, brings its bytes no second time. Then a demand for
+    /// what a prefetch is reading is read for itself, with the urgency of a demand, instead of waiting for that prefetch.
+    fn merges(&self, image: &Hash, item: &Hash) -> bool {
+        let _ = (image, item);
         false
     }
 

@@ -189,8 +189,8 @@ impl Source for InMemory {
         }
     }
 
-    fn merges(&self, image: &Hash) -> bool {
-        self.below.merges(image)
+    fn merges(&self, image: &Hash, hash: &Hash) -> bool {
+        self.below.merges(image, hash)
     }
 
     fn link(&self) -> LinkEstimate {

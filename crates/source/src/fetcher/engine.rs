@@ -115,7 +115,8 @@ impl Engine {
             drop(state);
             return done(Err(SourceError::Stopped { what: what() }));
         }
-        let merges = state.queue.knows(&wanted.hash) && self.source.merges(&wanted.image);
+        let merges =
+            state.queue.knows(&wanted.hash) && self.source.merges(&wanted.image, &wanted.hash);
         match state.queue.add_demand(now, wanted, until, merges, done) {
             Added::Queued => {}
             Added::Joined => {

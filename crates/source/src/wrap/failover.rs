@@ -187,11 +187,11 @@ impl Source for Failover {
         self.read_rest(image, &mut progress, &Deadline::new(request), sink)
     }
 
-    fn merges(&self, image: &Hash) -> bool {
+    fn merges(&self, image: &Hash, hash: &Hash) -> bool {
         // what the others have is read at once
         self.sources
             .iter()
-            .any(|member| member.source.merges(image))
+            .any(|member| member.source.merges(image, hash))
     }
 
     fn multicast(&self) -> Option<bool> {

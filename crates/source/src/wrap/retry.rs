@@ -127,8 +127,8 @@ impl Source for Retry {
         })
     }
 
-    fn merges(&self, image: &Hash) -> bool {
-        self.inner.merges(image)
+    fn merges(&self, image: &Hash, hash: &Hash) -> bool {
+        self.inner.merges(image, hash)
     }
 
     fn link(&self) -> LinkEstimate {

@@ -239,8 +239,8 @@ impl Source for Striped {
         }
     }
 
-    fn merges(&self, image: &Hash) -> bool {
-        self.sources.merges(image)
+    fn merges(&self, image: &Hash, hash: &Hash) -> bool {
+        self.sources.merges(image, hash)
     }
 
     fn whole_packs(&self, image: &Hash) -> Option<Arc<dyn WholePacks>> {

@@ -126,7 +126,7 @@ impl Source for Script {
         Err(self.error(Act::Silent))
     }
 
-    fn merges(&self, _: &Hash) -> bool {
+    fn merges(&self, _: &Hash, _: &Hash) -> bool {
         self.merges.load(SeqCst)
     }
 
