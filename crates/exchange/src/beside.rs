@@ -97,7 +97,7 @@ impl Beside {
     /// Reads what a machine stands still for: from the hub what comes sooner from there, the rest from the swarm for as long as the hub would
     /// take, then from the hub, unless too much was read from the hub already. What is on the shelf is always read from there.
     fn demand(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
-        part.note_demand();
+        part.note_busy();
         self.sooner(part, reading);
         let lacks = reading.lacks();
         if lacks == 0 {
@@ -171,9 +171,31 @@ impl Beside {
         read
     }
 
+    /// Reads ahead of need as without a swarm, but for what is on the shelf. Others may want the rest, as pieces, once the machines are quiet.
+    fn ahead_alone(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
+        part.note_busy();
+        if reading.of_swarm(part, Duration::ZERO).is_ok() {
+            return Ok(());
+        }
+        // nothing is given of a read of which a piece is lacking
+        let here = part.look_up(&reading.rest()).here;
+        if !here.is_empty() {
+            let _ = reading.some_of_swarm(part, &here, Duration::ZERO); // the hub has it, too
+        }
+        let rest = reading.rest();
+        part.keep_for_later(&rest);
+        let _flight = part.fly(&rest);
+        let read = reading.of_source(&*self.hub_source, reading.request.deadline);
+        part.note_busy();
+        read
+    }
+
     /// Reads ahead of need, likewise. What does not arrive in time arrives later, and is not asked for anywhere else meanwhile.
     fn ahead(&self, part: &Part, reading: &mut Reading<'_, '_>) -> Result<(), SourceError> {
         if reading.request.who.purpose == Purpose::Prefetch && !part.only_pieces {
+            if part.is_alone() {
+                return self.ahead_alone(part, reading);
+            }
             self.sooner(part, reading);
             if reading.rest().is_empty() {
                 return Ok(());
@@ -327,6 +349,18 @@ mod tests {
             "{ahead:?}"
         );
         drop(other);
+    }
+
+    #[test]
+    fn a_host_that_is_alone_reads_ahead_as_without_a_swarm_and_what_is_on_its_shelf_from_there() {
+        let world = World::new(false);
+        let ahead = Request::prefetch(PATIENCE);
+        world.read(0, &ahead).unwrap();
+        assert_eq!((world.needed(), world.part.swarm.received()), (0, 0));
+        assert_eq!(world.part.take_later().len(), READ, "others may want it");
+        world.fill();
+        world.read(16, &ahead).unwrap();
+        assert!(world.part.take_later().is_empty(), "it was here");
     }
 
     #[test]

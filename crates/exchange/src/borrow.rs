@@ -93,7 +93,7 @@ impl Borrowed {
             return;
         };
         if demand {
-            part.note_demand();
+            part.note_busy();
         }
         // it leaves time for the parent's host; one that had too little time is not to blame
         let (limit, most) = (reading.began.elapsed() + patience, deadline.mul_f32(0.6));

@@ -258,6 +258,9 @@ impl Swarms {
         if !self.core.options.swarm.policy.config().prefetch {
             return Ok(()); // nothing would be fetched by it
         }
+        if part.is_alone() && !part.only_pieces {
+            return Ok(()); // the hub is read as without a swarm
+        }
         let entries = self.inventory.all();
         let entry = entries.iter().find(|entry| {
             let record = entry.record();

@@ -27,7 +27,7 @@ use tokio::runtime::Handle;
 
 /// How often the image's model is asked for: it comes while machines run, of those that have ended, and changes seldom.
 const MODEL_EVERY: Duration = Duration::from_secs(60);
-/// A machine that has waited for nothing for so long is quiet.
+/// A machine that has waited for nothing for so long, and for which nothing was read ahead from the hub alone, is quiet.
 const QUIET: Duration = Duration::from_secs(1);
 /// Most items that are brought as pieces later: 64 MiB of chunks. Further ones are left to those who want them.
 const LATER_MAX: usize = 16 << 10;
@@ -155,7 +155,7 @@ pub(super) struct Part {
     pub content: String,
     pub swarm: Arc<Swarm>,
     pub reader: PackReader<Pieces>,
-    /// Whether machines read this way although no other host is listed.
+    /// Whether this host takes part although no other host is listed.
     pub always: AtomicBool,
     /// Whether another host is listed.
     pub others: AtomicBool,
@@ -183,9 +183,9 @@ pub(super) struct Part {
     flying: Mutex<HashSet<Hash>>,
     /// Why this swarm is not read from any more, the packs that are to blame, and whether the node has acted on it.
     spoilt: Mutex<Option<(String, Vec<Hash>, bool)>>,
-    /// When this part began, and how many milliseconds later somebody last stood still.
+    /// When this part began, and how many milliseconds later a machine was last busy.
     since: Instant,
-    demanded_ms: AtomicU64,
+    busy_ms: AtomicU64,
 }
 
 /// Items that packs hold.
@@ -229,7 +229,7 @@ impl Part {
             follows: AtomicBool::default(),
             flying: Mutex::default(),
             since: Instant::now(),
-            demanded_ms: AtomicU64::default(),
+            busy_ms: AtomicU64::default(),
         }
     }
 
@@ -365,10 +365,15 @@ impl Part {
         self.reach.lock().is_blocked(self.since.elapsed())
     }
 
-    /// Notes that a machine stands still now.
-    pub fn note_demand(&self) {
+    /// Notes that a machine stands still now, or reads ahead while this host is alone.
+    pub fn note_busy(&self) {
         let ms = self.since.elapsed().as_millis() as u64;
-        self.demanded_ms.store(ms, Relaxed);
+        self.busy_ms.store(ms, Relaxed);
+    }
+
+    /// Whether no other host is listed or linked.
+    pub fn is_alone(&self) -> bool {
+        !self.others.load(Relaxed) && self.swarm.linked() == 0
     }
 
     /// Whether so many bytes may be read from the hub although they may come as pieces.
@@ -387,10 +392,10 @@ impl Part {
         }
     }
 
-    /// Whether there is something to bring as pieces, and no machine stands still meanwhile.
+    /// Whether there is something to bring as pieces, and the machines are quiet.
     pub fn may_follow(&self) -> bool {
-        let demanded = Duration::from_millis(self.demanded_ms.load(Relaxed));
-        let quiet = self.since.elapsed().saturating_sub(demanded) >= QUIET;
+        let busy = Duration::from_millis(self.busy_ms.load(Relaxed));
+        let quiet = self.since.elapsed().saturating_sub(busy) >= QUIET;
         quiet && !self.later.lock().is_empty()
     }
 

@@ -138,6 +138,7 @@ impl World {
 
     /// Lets the other host take part, which has all of the image or nothing.
     pub fn other(&self, has_all: bool) -> Swarm {
+        self.part.others.store(true, Relaxed);
         let shelf = shelf(self.dir.path(), &self.packs, 1, has_all);
         join(&self.runtime, shelf, &self.hosts, 1)
     }
