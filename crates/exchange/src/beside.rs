@@ -7,7 +7,8 @@
 //! as without all this.
 //!
 //! What is fetched ahead is paced by the planner and the fetcher, by the link that a source tells them of. For images that come by swarms
-//! that is what their swarms have measured, by which these bound what is under way themselves, and not what the hub would do.
+//! that is what their swarms have measured, by which these bound what is under way themselves, and not what the hub would do; while the hub
+//! sends chunks of them, it is the quicker of the two.
 
 use super::{
     borrow::Borrowed,
@@ -34,7 +35,7 @@ use std::{
 const SHORT: Duration = Duration::from_secs(1);
 /// How long the hub may take for what the swarm may bring yet: while it does not answer, the swarm goes on.
 const HEDGED: Duration = Duration::from_secs(2);
-/// An image without a swarm that was read within so long is still being read: as long as what was measured of a link counts.
+/// What was read of the hub within so long is still being read: as long as what was measured of a link counts.
 const READ_LATELY: Duration = Duration::from_secs(10);
 
 impl Provide for Active {
@@ -69,6 +70,8 @@ pub(super) struct Beside {
     active: Active,
     /// The image that was read last of the hub alone, and when.
     alone: Mutex<Option<(Hash, Instant)>>,
+    /// When the hub was last asked for chunks of an image that comes by a swarm.
+    chunks: Mutex<Option<Instant>>,
     /// Bytes of pieces that the hub's swarms had brought before this was opened: they are not what was read of it.
     before: u64,
 }
@@ -81,6 +84,7 @@ impl Beside {
             hub,
             active,
             alone: Mutex::default(),
+            chunks: Mutex::default(),
             before,
         }
     }
@@ -144,6 +148,7 @@ impl Beside {
             true => reading.began.elapsed() + patience,
             false => reading.request.deadline,
         };
+        *self.chunks.lock() = Some(began);
         let _flight = (!demand).then(|| part.fly(&items));
         let read = reading.some_of_source(&*self.hub_source, &items, limit);
         if demand {
@@ -271,7 +276,11 @@ impl Source for Beside {
             speeds.clear();
         }
         let bytes = bytes.saturating_sub(self.before);
-        link_of(self.hub_source.link(), bytes, &speeds)
+        let chunks = self
+            .chunks
+            .lock()
+            .is_some_and(|at| at.elapsed() < READ_LATELY);
+        link_of(self.hub_source.link(), bytes, &speeds, chunks)
     }
 }
 
@@ -290,15 +299,16 @@ fn of_swarm(
     read
 }
 
-/// Returns the link over which a hub's images come: the `hub`'s, or that of the swarms whose pieces come at these speeds. `bytes` of pieces
-/// have come by swarms.
-fn link_of(hub: LinkEstimate, bytes: u64, speeds: &[Speed]) -> LinkEstimate {
+/// Returns the link over which a hub's images come: the `hub`'s, or that of the swarms whose pieces come at these speeds, or the quicker one if
+/// `chunks` of the same images come from the hub. `bytes` of pieces have come by swarms.
+fn link_of(hub: LinkEstimate, bytes: u64, speeds: &[Speed], chunks: bool) -> LinkEstimate {
     // each measures what is its own share of this host's link
     let of_swarms: u64 = speeds.iter().map(|speed| speed.bytes_per_s).sum();
     let quickest = speeds.iter().map(|speed| speed.piece_us).min();
+    let of_hub = hub.bytes_per_s.filter(|_| chunks || speeds.is_empty());
     LinkEstimate {
         wire_bytes: hub.wire_bytes + bytes,
-        bytes_per_s: quickest.map_or(hub.bytes_per_s, |_| Some(of_swarms)),
+        bytes_per_s: of_hub.max(quickest.map(|_| of_swarms)),
         rtt_us: quickest.or(hub.rtt_us),
         ..hub
     }
@@ -439,7 +449,7 @@ mod tests {
             wire_bytes: 1_500,
             ..hub
         };
-        assert_eq!(link_of(hub, 500, &[]), alone);
+        assert_eq!(link_of(hub, 500, &[], false), alone);
         let speed = |bytes_per_s: u64, piece_us: u64| Speed {
             bytes_per_s,
             piece_us,
@@ -450,7 +460,18 @@ mod tests {
             rtt_us: Some(20_000),
             ..alone
         };
-        assert_eq!(link_of(hub, 500, &two), swarms);
+        assert_eq!(link_of(hub, 500, &two, false), swarms);
+        // chunks of the hub come besides: neither way is held back by the other
+        assert_eq!(link_of(hub, 500, &two, true), swarms);
+        let quick = LinkEstimate {
+            bytes_per_s: Some(9_000_000),
+            ..hub
+        };
+        let paced = |chunks: bool| link_of(quick, 500, &two, chunks).bytes_per_s;
+        assert_eq!(
+            (paced(true), paced(false)),
+            (Some(9_000_000), Some(2_500_000))
+        );
     }
 
     #[test]
