@@ -19,7 +19,7 @@ use std::{
     io,
     path::Path,
     sync::{Arc, atomic::Ordering::Relaxed},
-    time::Duration,
+    time::{Duration, Instant},
 };
 
 /// How long a hub may take to say where an image's packs end.
@@ -249,6 +249,7 @@ impl Swarms {
         if let Some(part) = self.active.part(key)
             && let Err(why) = self.predict(key, &part)
         {
+            part.note_no_answer(Instant::now());
             tracing::warn!(image = key.image.short(), why, "no new prediction");
         }
     }
@@ -266,7 +267,7 @@ impl Swarms {
             let record = entry.record();
             super::uses(entry) && record.image == key.image
         });
-        let Some(entry) = entry.filter(|_| part.asks_for_model()) else {
+        let Some(entry) = entry.filter(|_| part.asks_for_model(Instant::now())) else {
             return Ok(());
         };
         let origin = entry.record().origin;

@@ -27,6 +27,8 @@ use tokio::runtime::Handle;
 
 /// How often the image's model is asked for: it comes while machines run, of those that have ended, and changes seldom.
 const MODEL_EVERY: Duration = Duration::from_secs(60);
+/// When it is asked for again after that went wrong: until it is known whether there is one, all comes in pieces.
+const MODEL_AGAIN: Duration = Duration::from_secs(5);
 /// A machine that has waited for nothing for so long, and for which nothing was read ahead from the hub alone, is quiet.
 const QUIET: Duration = Duration::from_secs(1);
 /// Most items that are brought as pieces later: 64 MiB of chunks. Further ones are left to those who want them.
@@ -165,7 +167,7 @@ pub(super) struct Part {
     pub whole: AtomicBool,
     /// Whether the hub is never read in another way than in pieces (`SwarmPolicy::only_pieces`).
     pub only_pieces: bool,
-    /// When the image's model was asked for last, and of which the prediction is.
+    /// From when on the image's model is to be asked for, `None` for now, and of which the prediction is.
     model: Mutex<(Option<Instant>, Option<Hash>)>,
     /// The pieces that a model predicts; `None` as long as it is not known whether there is a model.
     predicted: Mutex<Option<Arc<HashSet<PieceId>>>>,
@@ -254,13 +256,18 @@ impl Part {
     }
 
     /// Whether it is time to ask for the image's model; if so, that counts as asked.
-    pub fn asks_for_model(&self) -> bool {
+    pub fn asks_for_model(&self, now: Instant) -> bool {
         let mut model = self.model.lock();
-        let due = model.0.is_none_or(|asked| asked.elapsed() >= MODEL_EVERY);
+        let due = model.0.is_none_or(|at| now >= at);
         if due {
-            model.0 = Some(Instant::now());
+            model.0 = Some(now + MODEL_EVERY);
         }
         due
+    }
+
+    /// Notes that there was no answer, or none that was of use: it is asked for again soon.
+    pub fn note_no_answer(&self, now: Instant) {
+        self.model.lock().0 = Some(now + MODEL_AGAIN);
     }
 
     /// Whether the prediction is of another model.
@@ -637,5 +644,22 @@ impl WholePacks for Part {
         let number = pieces.bring_range(&pack.id, 0..pack.file_bytes, &what, request)?;
         let file = pieces.shelf().file_of(number);
         file.map_err(|error| pieces.unreadable(&what, &error))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::world_tests::World;
+    use super::*;
+
+    #[test]
+    fn a_model_is_asked_for_again_soon_if_there_was_no_answer() {
+        let world = World::new(false);
+        let now = Instant::now();
+        let asks = |later: Duration| world.part.asks_for_model(now + later);
+        assert!(asks(Duration::ZERO) && !asks(MODEL_AGAIN));
+        world.part.note_no_answer(now);
+        assert!(asks(MODEL_AGAIN) && !asks(MODEL_EVERY));
+        assert!(asks(MODEL_AGAIN + MODEL_EVERY));
     }
 }
