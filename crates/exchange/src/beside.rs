@@ -138,7 +138,7 @@ impl Beside {
         self.of_hub(part, reading, limit)
     }
 
-    /// Reads from the hub what it sends sooner than the swarm. What has not come then is left to the swarm.
+    /// Reads from the hub what it sends sooner than the swarm. What has not come then is left to the swarm, and half of the time of a read ahead.
     fn sooner(&self, part: &Part, reading: &mut Reading<'_, '_>) {
         let (began, demand) = (Instant::now(), reading.request.is_demand());
         let Some((items, patience)) = part.sooner_of_hub(&reading.rest(), demand) else {
@@ -146,7 +146,7 @@ impl Beside {
         };
         let limit = match demand {
             true => reading.began.elapsed() + patience,
-            false => reading.request.deadline,
+            false => reading.request.deadline / 2,
         };
         *self.chunks.lock() = Some(began);
         let _flight = (!demand).then(|| part.fly(&items));
@@ -157,6 +157,8 @@ impl Beside {
                 Err(_) => patience, // it is no better for failing soon
             };
             part.hub_took(took, read.is_ok());
+        } else if read.is_err() {
+            part.hub_took(limit, false);
         }
         if let Err(error) = read {
             tracing::debug!(image = reading.image.short(), %error, "read from the swarm instead");
