@@ -114,21 +114,39 @@ impl Beside {
         };
         let patience = part.hedge.lock().patience(linked, lacks);
         let limit = reading.began.elapsed() + patience;
-        let Err(mut error) = of_swarm(part, reading, asked, limit.min(most)) else {
+        let lacked = linked && part.lacks_pieces(&reading.rest());
+        let read = reading.of_swarm(part, limit.min(most));
+        let waited = asked.elapsed();
+        let note = |came: bool| {
+            if lacked {
+                part.swarm_took(waited, came);
+            }
+        };
+        let Err(mut error) = read else {
+            note(true);
             return Ok(());
         };
         if linked && matches!(error, SourceError::Timeout { .. }) {
             let limit = reading.began.elapsed() + HEDGED;
             if part.may_hedge(reading.lacks()) && self.of_hub(part, reading, limit).is_ok() {
+                note(false);
                 return Ok(());
             }
-            let Err(still) = of_swarm(part, reading, asked, most) else {
+            // the first wait is a part of this one, and does not count by itself
+            let lacked = lacked || part.lacks_pieces(&reading.rest());
+            let read = reading.of_swarm(part, most);
+            if lacked {
+                part.swarm_took(asked.elapsed(), read.is_ok());
+            }
+            let Err(still) = read else {
                 return Ok(());
             };
             error = still;
             if reading.within(reading.request.deadline).deadline.is_zero() {
                 return Err(error);
             }
+        } else {
+            note(false);
         }
         tracing::debug!(image = reading.image.short(), %error, "read from the hub instead");
         if !linked {
@@ -153,8 +171,8 @@ impl Beside {
         let read = reading.some_of_source(&*self.hub_source, &items, limit);
         if demand {
             let took = match &read {
-                Ok(()) | Err(SourceError::Timeout { .. }) => began.elapsed(),
-                Err(_) => patience, // it is no better for failing soon
+                Ok(()) => began.elapsed(),
+                Err(_) => began.elapsed().max(patience), // it is no better for failing soon
             };
             part.hub_took(took, read.is_ok());
         } else if read.is_err() {
@@ -284,21 +302,6 @@ impl Source for Beside {
             .is_some_and(|at| at.elapsed() < READ_LATELY);
         link_of(self.hub_source.link(), bytes, &speeds, chunks)
     }
-}
-
-/// Reads out of the swarm what somebody stands still for, and notes how long that took since it was asked, if a piece was lacking.
-fn of_swarm(
-    part: &Part,
-    reading: &mut Reading<'_, '_>,
-    asked: Instant,
-    limit: Duration,
-) -> Result<(), SourceError> {
-    let lacks = part.swarm.linked() > 0 && part.lacks_pieces(&reading.rest());
-    let read = reading.of_swarm(part, limit);
-    if lacks {
-        part.swarm_took(asked.elapsed(), read.is_ok());
-    }
-    read
 }
 
 /// Returns the link over which a hub's images come: the `hub`'s, or that of the swarms whose pieces come at these speeds, or the quicker one if
