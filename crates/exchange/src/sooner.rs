@@ -5,10 +5,12 @@
 //! measured, where a guest stands still for them, so that the swarm wins by itself.
 //!
 //! Bytes count as well. A piece leaves the hub once for all hosts, and a chunk once for each. So of each piece a host reads no more in
-//! chunks than its own share of the piece, and then waits for the piece: in this way the hub gives at most twice what it has to. A
+//! chunks than its own share of the piece, and then waits for the piece: in this way the hub gives at most twice what it has to, and less the
+//! more hosts there are, since what it gives in chunks keeps the pieces of all of them waiting. A
 //! machine that needs a little of each piece, as one does that goes on from captured memory, reads its hub; one that needs all of them
 //! reads the swarm.
 
+use super::cheaper::CHUNK_WIRE_BYTES;
 use floe_image::{Hash, Kind};
 use floe_peers::{PIECE_BYTES, PieceId};
 use std::{
@@ -114,7 +116,7 @@ impl Sooner {
         }
         let all = |piece: &Option<PieceId>| piece.map_or(self.index_bytes, |_| PIECE_BYTES);
         let read = |piece: &Option<PieceId>| self.read.get(piece).copied().unwrap_or(0);
-        asked.retain(|piece, bytes| read(piece) + *bytes <= all(piece) / hosts.max(1));
+        asked.retain(|piece, bytes| read(piece) + *bytes <= share(all(piece), hosts));
         if asked.is_empty() || !self.is_hub(now, demand) {
             return None;
         }
@@ -147,6 +149,14 @@ impl Sooner {
         };
         !self.is_slow
     }
+}
+
+/// Returns how many of so many bytes each of the hosts may read in chunks: with many hosts less than they would have to bring in pieces, but one
+/// chunk if that is not more.
+fn share(bytes: u64, hosts: u64) -> u64 {
+    let equal = bytes / hosts.max(1);
+    let less = equal / (hosts / 4).max(1);
+    less.max(equal.min(CHUNK_WIRE_BYTES))
 }
 
 #[cfg(test)]
@@ -186,8 +196,8 @@ mod tests {
     }
 
     /// Lets so many hosts need chunks for half a minute, which leave the hub one after the other and take so long each; a piece comes to each
-    /// host within `piece`.
-    fn run(hosts: usize, chunk: Duration, piece: Duration) -> Run {
+    /// host within `piece`. Of so many pieces as there are hosts one leaves the hub, which takes `whole`.
+    fn run(hosts: usize, chunk: Duration, piece: Duration, whole: Duration) -> Run {
         let mut all: Vec<Sooner> = (0..hosts).map(|_| Sooner::new(PIECE_BYTES)).collect();
         // when each has what it needs, how long that took, and whether it was the hub's
         let mut ends: Vec<(Duration, Option<(Duration, bool)>)> = vec![(us(0), None); hosts];
@@ -214,6 +224,9 @@ mod tests {
                 }
                 false => {
                     run.of_swarm += 1;
+                    if run.of_swarm.is_multiple_of(hosts as u64) {
+                        free = free.max(now) + whole;
+                    }
                     piece
                 }
             };
@@ -226,20 +239,24 @@ mod tests {
     #[test]
     fn few_hosts_read_the_hub_and_sixteen_on_a_narrow_link_the_swarm() {
         // 1500 bytes over 20 Mbit/s
-        let few = run(4, us(600), us(80_000));
+        let few = run(4, us(600), us(80_000), us(26_000));
         assert_eq!(few.of_swarm, 0);
-        // over 400 kbit/s
-        let many = run(16, us(30_000), us(50_000));
+        // more hosts have that link to themselves for a chunk of each piece, and keep nobody waiting
+        let more = run(16, us(600), us(80_000), us(26_000));
+        let each = more.waited / (more.of_swarm + more.of_hub) as u32;
+        assert!(each < us(80_000), "{each:?}");
+        // over 400 kbit/s, with all pieces among the hosts
+        let many = run(16, us(30_000), us(50_000), us(0));
         assert!(many.of_swarm > 9 * many.of_hub, "{}", many.of_hub);
         let each = many.waited / (many.of_swarm + many.of_hub) as u32;
         assert!(each < us(60_000), "{each:?}");
         // where both are as good, some read here and some there, and nobody waits for long
-        let even = run(16, us(30_000), us(120_000));
+        let even = run(16, us(30_000), us(120_000), us(0));
         assert!(even.of_swarm > even.of_hub && even.of_hub > 0);
         let each = even.waited / (even.of_swarm + even.of_hub) as u32;
         assert!(each < us(140_000), "{each:?}");
         // alone with another one the same link is quick enough
-        let two = run(2, us(30_000), us(120_000));
+        let two = run(2, us(30_000), us(120_000), us(0));
         assert_eq!(two.of_swarm, 0);
     }
 
@@ -277,10 +294,10 @@ mod tests {
     fn a_piece_of_which_much_is_needed_comes_as_a_piece() {
         let mut sooner = quick();
         let mut taken = |lacks: &[Lack]| {
-            let chosen = sooner.choose(us(1), 16, true, lacks);
+            let chosen = sooner.choose(us(1), 8, true, lacks);
             chosen.map_or(Vec::new(), |(items, _)| items)
         };
-        // of 16 hosts each has 4096 bytes of a piece
+        // of 8 hosts each has 4096 bytes of a piece
         let mut lacks: Vec<Lack> = (0..3).map(|n| lack(n, Some(7), 1_500)).collect();
         lacks.extend([lack(3, Some(8), 1_500), lack(4, Some(9), 4_096)]);
         assert_eq!(taken(&lacks), [item(3), item(4)]);
@@ -291,6 +308,14 @@ mod tests {
         assert_eq!(taken(&[lack(5, None, 4_000)]), [item(5)]);
         assert!(taken(&[lack(6, None, 97)]).is_empty());
         assert_eq!(taken(&[lack(6, None, 96)]), [item(6)]);
+        // few have equal shares, many a chunk each, and very many none
+        let shares = [0, 1, 4, 8, 16, 40, 64].map(|hosts| share(PIECE_BYTES, hosts));
+        let few = [PIECE_BYTES, PIECE_BYTES, PIECE_BYTES / 4];
+        assert_eq!(shares[..3], few);
+        assert_eq!(
+            shares[3..],
+            [4_096, CHUNK_WIRE_BYTES, CHUNK_WIRE_BYTES, 1_024]
+        );
     }
 
     proptest! {
