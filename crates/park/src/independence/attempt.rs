@@ -7,7 +7,7 @@ use super::{
 };
 use floe_api::{Independence as Standing, IndependenceState, PauseReason};
 use floe_ground::{error::NodeError, news::News};
-use floe_image::Hash;
+use floe_image::{Hash, Kind};
 use floe_inventory::inventory::{
     Entry,
     lifecycle::{Event as Life, Task},
@@ -15,6 +15,7 @@ use floe_inventory::inventory::{
 };
 use floe_mount::Mount;
 use floe_source::Fetcher;
+use floe_store::StoreError;
 use floe_transfer as transfer;
 use floe_transfer::{Cancel, Destination, Gate as _, Progress, PullOptions, TransferError};
 use parking_lot::Mutex;
@@ -115,8 +116,29 @@ impl Independence {
         let to = Destination::Repository(&self.images.repo, Some(&self.images.cache));
         for image in images_of(&record) {
             transfer::pull(fetcher.source().as_ref(), &image, to, &options, &note)?;
+            match self.forget_cached(&image) {
+                Ok(bytes) => {
+                    tracing::debug!(image = image.short(), bytes, "the cache need not keep it");
+                }
+                Err(error) => {
+                    tracing::warn!(image = image.short(), %error, "a part of it lies twice on the disk");
+                }
+            }
         }
         Ok(())
+    }
+
+    /// Drops chunks from the cache that lie in packs of an image here, and that no machine has touched. Returns the bytes freed. Tables stay:
+    /// they are small, and each fault needs one.
+    fn forget_cached(&self, image: &Hash) -> Result<u64, StoreError> {
+        let (repo, mut freed) = (&self.images.repo, 0);
+        for pack in repo.layout(image)?.packs {
+            let mut items = repo.pack_items(&pack)?;
+            items.retain(|(kind, _)| *kind == Kind::Chunk);
+            let chunks: Vec<Hash> = items.into_iter().map(|(_, hash)| hash).collect();
+            freed += self.images.cache.forget_chunks(&chunks)?;
+        }
+        Ok(freed)
     }
 
     /// Tries to merge what a machine has written over its image; `ends` tells how that ended.

@@ -301,6 +301,12 @@ impl Cache {
         Ok(freed)
     }
 
+    /// Drops those of the chunks that nobody has pinned, and gives their space back to the file system: they lie elsewhere on this
+    /// host. Returns the bytes freed.
+    pub fn forget_chunks(&self, hashes: &[Hash]) -> Result<u64, StoreError> {
+        self.inner.chunks.forget(hashes)
+    }
+
     /// Checks every item against its hash and drops what fails. Calls `progress(done, total)` with items; if it returns false,
     /// stops with [`StoreError::Cancelled`].
     pub fn verify(

@@ -198,7 +198,18 @@ impl Shard {
         None
     }
 
-    /// Lets a slot that [`Shard::evict`] returned be claimed again.
+    /// Takes an item out that nobody has pinned. Its slot is free then, but not in the free list. `None` if it is not here, or pinned.
+    pub fn forget(&mut self, hash: &Hash) -> Option<u32> {
+        let local = self.find(hash)?;
+        let slot = &self.slots[local as usize];
+        if slot.state != State::Ready || slot.pins > 0 {
+            return None;
+        }
+        self.unlink(local);
+        Some(local)
+    }
+
+    /// Lets a slot that [`Shard::evict`] or [`Shard::forget`] returned be claimed again.
     pub fn free_evicted(&mut self, local: u32) {
         self.free.push(local);
     }

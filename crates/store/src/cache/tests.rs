@@ -277,6 +277,36 @@ fn gc_gives_the_space_back_to_the_file_system() {
     );
 }
 
+#[test]
+fn chunks_are_forgotten_that_nobody_has_pinned_and_their_slots_are_used_again() {
+    let dir = tempfile::tempdir().unwrap();
+    let cache = Cache::open(dir.path(), 64 * CHUNK).unwrap();
+    let pin = cache.pin();
+    for n in 0..8 {
+        put(&cache, n, (n == 3).then_some(&pin)).unwrap();
+    }
+    // one of them is not here
+    let hashes: Vec<Hash> = (2..9).map(|n| chunk(n).0).collect();
+    assert_eq!(cache.forget_chunks(&hashes).unwrap(), 5 * CHUNK);
+    assert_eq!(cache.forget_chunks(&hashes).unwrap(), 0);
+    let left: Vec<u64> = (0..9).filter(|n| holds(&cache, *n)).collect();
+    assert_eq!(left, [0, 1, 3]);
+    assert_eq!(cache.stats().bytes, 3 * CHUNK);
+    for n in 10..15 {
+        put(&cache, n, None).unwrap();
+    }
+    assert!(
+        [0, 1, 3]
+            .into_iter()
+            .chain(10..15)
+            .all(|n| holds(&cache, n))
+    );
+    // also after a restart
+    drop((pin, cache));
+    let cache = Cache::open(dir.path(), 64 * CHUNK).unwrap();
+    assert!((4..9).all(|n| !holds(&cache, n)) && holds(&cache, 3));
+}
+
 /// Many threads use a cache that is far too small: every read is right, whatever is evicted meanwhile.
 #[test]
 fn readers_never_see_a_slot_that_is_being_reused() {

@@ -286,32 +286,52 @@ impl Tier {
     }
 
     /// Evicts up to `bytes`, from every shard in turn, and gives the blocks back. Returns the bytes freed.
-    ///
-    /// Holes are made for runs of neighbours: one for each item would take a disk minutes for a gibibyte. Until its hole is
-    /// made a slot is in no free list; otherwise the hole could destroy what somebody writes there.
     pub fn shrink(&self, bytes: u64) -> Result<u64, StoreError> {
         let size = self.kind.raw_size() as u64;
         let mut freed = 0;
         while freed < bytes {
             let batch = (bytes - freed).div_ceil(size).min(SHRINK_BATCH);
-            let mut slots = self.evict_some(batch as usize);
+            let slots = self.evict_some(batch as usize);
             if slots.is_empty() {
                 break;
             }
-            slots.sort_unstable();
-            let punched = slots.chunk_by(|a, b| a + 1 == *b).try_for_each(|run| {
-                self.slab.clear_run(run[0], run.len() as u32);
-                self.slab.punch(run[0], run.len() as u32)
-            });
-            freed += slots.len() as u64 * size;
-            for slot in slots {
-                let shard = (slot % self.slab.shards) as usize;
-                self.shards[shard]
-                    .lock()
-                    .free_evicted(slot / self.slab.shards);
-            }
-            punched.map_err(|e| StoreError::io("punch a hole in", &self.dir, e))?;
+            freed += self.give_back(slots)?;
         }
+        Ok(freed)
+    }
+
+    /// Drops those of the items that nobody has pinned, and gives their blocks back. Returns the bytes freed.
+    pub fn forget(&self, hashes: &[Hash]) -> Result<u64, StoreError> {
+        let forget = |hash: &Hash| {
+            let number = self.shard(hash);
+            let local = self.shards[number].lock().forget(hash)?;
+            Some(self.slot(number, local))
+        };
+        let mut freed = 0;
+        for some in hashes.chunks(SHRINK_BATCH as usize) {
+            freed += self.give_back(some.iter().filter_map(forget).collect())?;
+        }
+        Ok(freed)
+    }
+
+    /// Gives the blocks of slots back that were taken out of the index; they can be claimed then. Returns the bytes freed.
+    ///
+    /// Holes are made for runs of neighbours: one for each item would take a disk minutes for a gibibyte. Until its hole is
+    /// made a slot is in no free list; otherwise the hole could destroy what somebody writes there.
+    fn give_back(&self, mut slots: Vec<u32>) -> Result<u64, StoreError> {
+        slots.sort_unstable();
+        let punched = slots.chunk_by(|a, b| a + 1 == *b).try_for_each(|run| {
+            self.slab.clear_run(run[0], run.len() as u32);
+            self.slab.punch(run[0], run.len() as u32)
+        });
+        let freed = slots.len() as u64 * self.kind.raw_size() as u64;
+        for slot in slots {
+            let shard = (slot % self.slab.shards) as usize;
+            self.shards[shard]
+                .lock()
+                .free_evicted(slot / self.slab.shards);
+        }
+        punched.map_err(|e| StoreError::io("punch a hole in", &self.dir, e))?;
         Ok(freed)
     }
 
