@@ -200,6 +200,7 @@ fn connect(entry: &Entry, guest_port: u16) -> Result<TcpStream, NodeError> {
                 "floe ps there shows how it stands",
             ));
         }
+        // neither QEMU nor whoever wakes the machine tells when the port is open
         std::thread::sleep(PORT_EVERY);
     }
     let port = machine_forward(forward)?;
