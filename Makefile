@@ -18,11 +18,11 @@ GUEST_BUILD := crates/lab/guests/build
 CARGO := cargo
 # The lab's experiments in the order of docs/benchmarks.md, which explains them; lab/results records them.
 EXPERIMENTS := import dedup template disk touch fault capture fork avoid mcast restore exec hardware independent dock pool activate input park resume-wan
-EXPERIMENTS += offload advise isolation density io io-sim cpu-sim io-who io-cost cpu-user churn ways hammer fuzz apps apps-hosts distcc
+EXPERIMENTS += offload advise isolation density io io-sim cpu-sim cpu-scx io-who io-cost cpu-user churn ways hammer fuzz apps apps-hosts distcc
 EXPERIMENTS += stream-sim swarm-sim swarm-real swarm-cost swarm-storm stream-real two-streams page train optimize hub-hostile odd-sources build test
 
-.PHONY: help deps build deb tarball static demo test test-all flaky fmt lint doc fuzz hammer programs guests interface kvm-check lab completions clean
-.PHONY: azurite web browser guest-tools guest-tiny guest-keys guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
+.PHONY: help deps build scx deb tarball static demo test test-all flaky fmt lint doc fuzz hammer programs guests interface kvm-check lab completions clean
+.PHONY: azurite web browser guest-tools guest-tiny guest-keys guest-scx guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -46,6 +46,14 @@ build: deps web ## Build the floe command and the agent for guests (target/relea
 	$(CARGO) build --release --locked -p floe
 	@$(MAKE) -s -C crates/guest agent
 	@install -m 755 crates/guest/build/floe-guest target/release/floe-guest
+
+# Needed only where `floe node --cpu-sched` is to have a scheduler in the kernel: no other target wants clang.
+CLANG ?= $(firstword $(shell command -v clang clang-19 clang-16) clang)
+SCX ?= target/release/floe.bpf.o
+scx: ## Build floe's scheduler for kernels with sched_ext (target/release/floe.bpf.o); needs clang
+	@command -v $(CLANG) >/dev/null || { echo "make scx: clang is missing; install the Debian package clang" >&2; exit 1; }
+	@mkdir -p $(dir $(SCX))
+	$(CLANG) -O2 -target bpf -mcpu=v3 -Wall -Wno-unused-function -c crates/scx/bpf/floe.bpf.c -o $(SCX)
 
 PACKAGES := $(CURDIR)/target/packages
 deb: build ## Build the Debian package (target/packages/floe_VERSION_amd64.deb)
@@ -74,6 +82,9 @@ guest-stock: deps web ## Build a Debian with floe image build, with cloud-init a
 SHOP_PACKAGES := nginx-light,php-fpm,php-mysql,mariadb-server
 guest-shop: deps web ## Build a Debian with a web server, PHP and a database
 	@scripts/guest-stock $(GUESTS)/shop $(SHOP_PACKAGES)
+
+guest-scx: deps ## Build the small guest with a kernel that has sched_ext
+	@$(GUEST_BUILD) scx $(GUESTS)/scx
 
 guest-mpi: deps ## Build the same with MPICH, an MPI program, and Python
 	@$(GUEST_BUILD) mpi $(GUESTS)/mpi

@@ -39,6 +39,11 @@ impl Guest {
         Ok(Guest::find("family")?.dir)
     }
 
+    /// Returns a guest whose kernel lets programs replace its scheduler. It runs `scx_guest`, and ends.
+    pub fn scx() -> anyhow::Result<Guest> {
+        Guest::find("scx")
+    }
+
     /// Returns Debian with a web server, PHP and a database, which floe itself has built.
     pub fn shop() -> anyhow::Result<Guest> {
         Guest::at(&Guest::kept("shop"))

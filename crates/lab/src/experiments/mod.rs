@@ -13,6 +13,7 @@ pub mod build;
 pub mod capture;
 pub mod churn;
 mod cluster_ready;
+pub mod cpu_scx;
 pub mod cpu_sim;
 pub mod cpu_user;
 pub mod dedup;
@@ -168,6 +169,11 @@ pub const ALL: &[Experiment] = &[
         name: "churn",
         about: "four parents fork and join at once, round after round: errors, leaks, and a round's time",
         run: churn::run,
+    },
+    Experiment {
+        name: "cpu-scx",
+        about: "floe's scheduler for sched_ext, in a guest: programs that spin, under the kernel's own and under floe's",
+        run: cpu_scx::run,
     },
     Experiment {
         name: "restore",

@@ -1,0 +1,273 @@
+//! `cpu-scx`: floe's scheduler for sched_ext, in a guest whose kernel has that: threads that are named as QEMU names its vCPUs stand for
+//! machines, under the kernel's own scheduler and under floe's in turn (`crates/scx/examples/scx_guest.rs` is the program).
+//!
+//! The guest's cores are threads that the host deschedules unseen: figures are ratios within one boot, and say more about placement than about time.
+use super::cpu_sim::worst;
+use crate::guest::Guest;
+use crate::harness::{Context, Report, Samples};
+use anyhow::{Context as _, bail, ensure};
+use std::collections::BTreeMap;
+use std::io::{BufRead, BufReader};
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+/// What the guest's first machine runs.
+const PROGRAMS: [&str; 4] = ["lock", "barrier", "pipeline", "compute"];
+/// The kernel's own scheduler, floe's that keeps siblings apart, and with lending.
+const MODES: [&str; 3] = ["off", "balance", "sbco"];
+const ROUNDS: u32 = 10;
+/// How long a program runs, in seconds of the guest's time.
+const RUN_S: u32 = 4;
+/// Cores of the guest.
+const CORES: u32 = 4;
+/// A guest that takes longer than this for a run hangs, in seconds.
+const RUN_PATIENCE_S: u32 = 120;
+
+/// A run: pieces of work in a second, switches of all vCPUs, and looks at which siblings were at one core, in percent.
+#[derive(Clone, Copy, Debug, PartialEq)]
+struct Run {
+    rate: f64,
+    switches: f64,
+    stacking_pct: f64,
+    /// How many places the farthest sibling was behind, and how often one lent; known of floe's scheduler alone.
+    inside: Option<(f64, f64)>,
+}
+
+/// What a guest has told.
+#[derive(Clone, Debug, Default)]
+struct Told {
+    runs: BTreeMap<(u32, String, String), Run>,
+    exit_ms: Samples,
+    quota_error_pct: Samples,
+    done: bool,
+}
+
+impl Told {
+    /// Takes a line that the guest has printed.
+    fn line(&mut self, line: &str) -> anyhow::Result<()> {
+        let Some((_, said)) = line.split_once('@') else {
+            return Ok(());
+        };
+        let words: Vec<&str> = said.split_whitespace().collect();
+        match words[..] {
+            [
+                "run",
+                round,
+                mode,
+                program,
+                rate,
+                _,
+                switches,
+                stacking,
+                _,
+                _,
+                distance,
+                _,
+                loans,
+            ] => {
+                let inside = distance.parse().ok().zip(loans.parse().ok());
+                let run = Run {
+                    rate: rate.parse()?,
+                    switches: switches.parse()?,
+                    stacking_pct: stacking.parse()?,
+                    inside,
+                };
+                let key = (round.parse()?, mode.to_owned(), program.to_owned());
+                self.runs.insert(key, run);
+            }
+            ["exit", ms] => self.exit_ms.push(ms.parse()?),
+            ["quota", _, error] => self.quota_error_pct.push(f64::abs(error.parse()?)),
+            ["done"] => self.done = true,
+            ["error", ..] => bail!("in the guest: {said}"),
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// What came of a program under a scheduler, round by round.
+    fn samples(&self, mode: &str, program: &str, value: impl Fn(&Run) -> f64) -> Samples {
+        let runs = self.runs.iter();
+        runs.filter(|((_, its, what), _)| its == mode && what == program)
+            .map(|(_, run)| value(run))
+            .collect()
+    }
+}
+
+/// Runs the experiment.
+pub fn run(context: &Context) -> anyhow::Result<Report> {
+    let mut report = Report::new("cpu-scx", context.quick);
+    let guest = Guest::scx()?;
+    let root = context.scratch.join("root");
+    prepare(&root)?;
+    let initrd = guest.add_to_initrd(&root, &context.scratch.join("initrd"))?;
+    let (rounds, seconds) = context.pick((ROUNDS, RUN_S), (1, 2));
+    let told = boot(&guest, &initrd, rounds, seconds)?;
+    tell(&told, &mut report);
+    Ok(report)
+}
+
+/// Makes what the guest runs: the scheduler, and the program that loads and measures it.
+fn prepare(root: &Path) -> anyhow::Result<()> {
+    let tree = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    std::fs::create_dir_all(root.join("bin"))?;
+    let target = "x86_64-unknown-linux-gnu";
+    let built = root.with_file_name("target");
+    let mut scheduler = Command::new("make");
+    scheduler
+        .args(["-s", "scx"])
+        .arg(format!("SCX={}", root.join("floe.bpf.o").display()));
+    let mut program = Command::new("cargo");
+    program
+        .args([
+            "build",
+            "--quiet",
+            "--release",
+            "--locked",
+            "-p",
+            "floe-scx",
+        ])
+        .args(["--example", "scx_guest", "--target", target])
+        .arg("--target-dir")
+        .arg(&built)
+        .env("RUSTFLAGS", "-C target-feature=+crt-static");
+    for mut command in [scheduler, program] {
+        let status = command.current_dir(&tree).status();
+        let status = status.with_context(|| format!("cannot run {command:?}"))?;
+        ensure!(status.success(), "{command:?} has failed");
+    }
+    let example: PathBuf = [target, "release", "examples", "scx_guest"]
+        .iter()
+        .collect();
+    std::fs::copy(built.join(example), root.join("bin/scx_guest"))?;
+    Ok(())
+}
+
+/// Boots the guest, and takes what it tells until it ends.
+fn boot(guest: &Guest, initrd: &Path, rounds: u32, seconds: u32) -> anyhow::Result<Told> {
+    let runs = rounds * (MODES.len() * PROGRAMS.len()) as u32 + 10;
+    let patience = (runs * RUN_PATIENCE_S).to_string();
+    let order = format!(
+        "{} scx=measure,/floe.bpf.o,{rounds},{seconds}",
+        guest.cmdline()?
+    );
+    let mut qemu = Command::new("timeout")
+        .args([&patience, "qemu-system-x86_64", "-M", "q35", "-m", "1024"])
+        .args(["-accel", "kvm", "-accel", "tcg,thread=multi", "-cpu", "max"])
+        .args(["-smp", &CORES.to_string(), "-nographic", "-no-reboot"])
+        .args(["-net", "none", "-append", &order, "-kernel"])
+        .arg(guest.kernel())
+        .arg("-initrd")
+        .arg(initrd)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .spawn()
+        .context("cannot run qemu-system-x86_64")?;
+    let out = qemu.stdout.take().context("no serial line")?;
+    let mut told = Told::default();
+    let mut heard = Ok(());
+    for line in BufReader::new(out).split(b'\n') {
+        let line = String::from_utf8_lossy(&line?).into_owned();
+        if line.contains('@') {
+            eprintln!("cpu-scx: {}", line.trim());
+        }
+        heard = heard.and_then(|()| told.line(line.trim()));
+    }
+    qemu.wait()?;
+    heard?;
+    ensure!(told.done, "the guest has not come to its end");
+    Ok(told)
+}
+
+/// Adds what can be told.
+fn tell(told: &Told, report: &mut Report) {
+    for mode in MODES {
+        let prefix = match mode {
+            "sbco" => String::new(),
+            mode => format!("{mode}."),
+        };
+        let stacking: Samples = PROGRAMS
+            .iter()
+            .flat_map(|program| {
+                let samples = told.samples(mode, program, |run| run.stacking_pct);
+                samples.values().to_vec()
+            })
+            .collect();
+        report.add(&format!("{prefix}stacking_pct"), "%", &stacking);
+        if mode == "off" {
+            continue;
+        }
+        let (mut all, mut switches) = (Vec::new(), Vec::new());
+        for program in PROGRAMS {
+            let default = told.samples("off", program, |run| 1.0 / run.rate);
+            let over = told
+                .samples(mode, program, |run| 1.0 / run.rate)
+                .over(&default);
+            report.add(&format!("{prefix}{program}_over_default"), "x", &over);
+            all.push(over);
+            let default = told.samples("off", program, |run| run.switches);
+            switches.push(
+                told.samples(mode, program, |run| run.switches)
+                    .over(&default),
+            );
+        }
+        report.add(&format!("{prefix}worst_over_default"), "x", &worst(all));
+        report.add(
+            &format!("{prefix}switches_over_default"),
+            "x",
+            &worst(switches),
+        );
+    }
+    let inside: Vec<(f64, f64)> = told.runs.values().filter_map(|run| run.inside).collect();
+    let distances: Samples = inside.iter().map(|(distance, _)| *distance).collect();
+    let loans: Samples = inside.iter().map(|(_, loans)| *loans).collect();
+    report.add("distance", "places", &distances);
+    report.add("loans", "count", &loans);
+    report.add("exit_ms", "ms", &told.exit_ms);
+    report.add("quota_error_pct", "%", &told.quota_error_pct);
+    report.note(format!(
+        "a guest of {CORES} cores with Linux 6.18, {}; four groups of {CORES} threads with the names of vCPUs, of which the first runs the program \
+         and the others compute; *_over_default: time for a piece of work over the kernel's in the same round",
+        crate::guest::accelerator()
+    ));
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn ratios_are_of_the_same_round_and_an_error_in_the_guest_is_one() {
+        let mut told = Told::default();
+        for round in 0..3 {
+            for (mode, rate) in [("off", 100.0), ("balance", 110.0), ("sbco", 200.0)] {
+                for program in PROGRAMS {
+                    let inside = if mode == "off" {
+                        "- - - -"
+                    } else {
+                        "0.0 2.5 70.0 12"
+                    };
+                    let line =
+                        format!("@run {round} {mode} {program} {rate} 5.0 40 12.5 99 {inside}");
+                    told.line(&line).unwrap();
+                }
+            }
+        }
+        for line in [
+            "@exit 12.5",
+            "@quota 8 -3.0",
+            "[    1.0] @ whatever",
+            "@done",
+        ] {
+            told.line(line).unwrap();
+        }
+        assert!(told.done);
+        assert!(told.line("@error it has ended").is_err());
+        let mut report = Report::new("cpu-scx", false);
+        tell(&told, &mut report);
+        let value = |name: &str| report.figures[name].value;
+        assert!((value("lock_over_default") - 0.5).abs() < 1e-9);
+        assert!((value("switches_over_default") - 1.0).abs() < 1e-9);
+        assert!((value("quota_error_pct") - 3.0).abs() < 1e-9);
+        assert!((value("distance") - 2.5).abs() < 1e-9);
+    }
+}
