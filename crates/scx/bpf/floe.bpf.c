@@ -51,7 +51,7 @@ int floe_enqueue(u64 *ctx)
 	if (t->gang) {
 		struct gang *g = get_gang(t->gang);
 		/* it has no place yet, shares one, or may not run where it has one */
-		if (g && (t->claim < 0 || t->claim >= CORES || g->on[t->claim] > 1 || !allowed(p, t->claim)))
+		if (g && (!is_core(t->claim) || *on_core(g, t->claim) > 1 || !allowed(p, t->claim)))
 			settle_at(p, t, here);
 		if (t->claim >= 0)
 			cpu = t->claim;
@@ -204,7 +204,7 @@ int floe_running(u64 *ctx)
 	c->weight = t->weight;
 	c->since = now;
 	g = get_gang(t->gang);
-	if (g && cpu >= 0 && cpu < CORES) {
+	if (g && is_core(cpu)) {
 		if (t->claim != cpu) {
 			claim(t, cpu, 0);
 			add(&g->moved, 1);
@@ -212,7 +212,7 @@ int floe_running(u64 *ctx)
 		add(&g->runs, 1);
 		if (t->waits_since && now > t->waits_since)
 			add(&g->waited_ns, now - t->waits_since);
-		if (g->on[cpu] > 1)
+		if (*on_core(g, cpu) > 1)
 			add(&g->stacked, 1);
 	}
 	t->waits_since = 0;

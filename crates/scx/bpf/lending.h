@@ -138,7 +138,7 @@ INLINE void farthest(struct core *c, struct gang *g, u32 gang, s32 here)
 	bpf_iter_num_new(&it, 0, s ? s->cores : 0);
 	while ((i = bpf_iter_num_next(&it))) {
 		s32 cpu = *i;
-		if (cpu < 0 || cpu >= CORES || cpu == here || g->on[cpu] <= 0)
+		if (cpu == here || *on_core(g, cpu) <= 0)
 			continue;
 		look_for_sibling(c, gang, cpu);
 	}

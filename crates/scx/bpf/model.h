@@ -139,6 +139,16 @@ INLINE bool allowed(struct task_struct *p, s32 cpu)
 	return bpf_cpumask_test_cpu(cpu, FIELD(const struct cpumask *, p, task_struct__cpus_ptr));
 }
 
+/* How many vCPUs of a machine are at a core. The verifier has to see that the place is within the table, whatever clang makes of a check. */
+INLINE s32 *on_core(struct gang *g, s32 cpu)
+{
+	u64 at = (u32)cpu;
+
+	asm volatile("%0 &= 255" : "+r"(at));
+	return &g->on[at];
+}
+INLINE bool is_core(s32 cpu) { return (u32)cpu < CORES; }
+
 INLINE void add(u64 *to, u64 amount) { __sync_fetch_and_add(to, amount); }
 /* Service in ns as virtual time of a task with this weight, and the other way. */
 INLINE u64 to_virtual(u64 ns, u32 weight) { return ns * 100 / (weight ? weight : 100); }

@@ -11,8 +11,8 @@ INLINE void release(struct task *t)
 	s32 at = t->claim;
 
 	t->claim = NOWHERE;
-	if (g && at >= 0 && at < CORES)
-		__sync_fetch_and_add(&g->on[at], -1);
+	if (g && is_core(at))
+		__sync_fetch_and_add(on_core(g, at), -1);
 }
 
 /* Counts a task at a core. Returns whether no sibling was there before; if one was and `alone`, it is not counted. */
@@ -20,22 +20,22 @@ INLINE bool claim(struct task *t, s32 cpu, bool alone)
 {
 	struct gang *g = get_gang(t->gang);
 
-	if (!g || cpu < 0 || cpu >= CORES)
+	s32 *on;
+	bool first;
+
+	if (!g || !is_core(cpu))
 		return 1;
+	on = on_core(g, cpu);
 	if (t->claim == cpu)
-		return g->on[cpu] <= 1;
-	if (__sync_fetch_and_add(&g->on[cpu], 1) > 0) {
-		if (alone) {
-			__sync_fetch_and_add(&g->on[cpu], -1);
-			return 0;
-		}
-		release(t);
-		t->claim = cpu;
+		return *on <= 1;
+	first = __sync_fetch_and_add(on, 1) <= 0;
+	if (!first && alone) {
+		__sync_fetch_and_add(on, -1);
 		return 0;
 	}
 	release(t);
 	t->claim = cpu;
-	return 1;
+	return first;
 }
 
 INLINE void recognise(struct task_struct *p, struct task *t)
@@ -72,11 +72,11 @@ INLINE void place(struct task_struct *p, struct task *t, s32 before)
 		struct core *c = get_core(cpu);
 		u32 rank;
 
-		if (!c || !c->online || cpu < 0 || cpu >= CORES || !allowed(p, cpu))
+		if (!c || !c->online || !allowed(p, cpu))
 			continue;
 		rank = (scx_bpf_dsq_nr_queued(cpu) + (c->since != 0)) << 2 | (cpu != before);
 		if (g)
-			rank += (u32)(g->on[cpu] - (t->claim == cpu)) << 20;
+			rank += (u32)(*on_core(g, cpu) - (t->claim == cpu)) << 20;
 		if (rank < t->rank) {
 			t->rank = rank;
 			t->best = cpu;

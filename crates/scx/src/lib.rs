@@ -87,6 +87,11 @@ pub enum ScxError {
         /// Why.
         source: io::Error,
     },
+    /// The kernel has ended it.
+    #[error(
+        "the kernel has ended floe's scheduler, and has its own again (cores came or went, or a task waited too long): `dmesg` says why"
+    )]
+    Ended,
     /// The kernel refuses a call.
     #[error("the kernel does not load floe's scheduler: {0}; `dmesg` may say more")]
     Kernel(#[from] io::Error),

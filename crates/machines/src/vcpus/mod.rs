@@ -5,12 +5,15 @@
 //! after one that was killed the next node sees to that, whatever it was told to do itself. Control groups are left alone: quotas are
 //! theirs.
 //!
+//! Where the host can have floe's scheduler in its kernel (`kernel`), that keeps them apart and abreast, and nothing is changed from here.
+//!
 //! Without `--cpu-sched` no thread runs, and nothing is looked at but when somebody asks for figures.
 //!
 //! Locks: which threads machines have, held while QEMUs are asked and threads are looked at; then what was decided, held while that is
-//! carried out.
+//! carried out; then the scheduler in the kernel.
 
 mod kept;
+mod kernel;
 mod threads;
 
 pub use threads::run_and_wait_ns;
@@ -26,7 +29,9 @@ use floe_sched::cpu::user::{
     Acting, MachineSample, MachineStatus, Mode, Notice, Outcome, Sample, Standing, Step,
     ThreadSample, User,
 };
+use floe_scx::{Fares, ScxError};
 use kept::Kept;
+use kernel::Kernel;
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
 use std::{
@@ -39,6 +44,9 @@ use std::{
 /// How often a QEMU is asked for its threads though nothing has changed, or though it did not answer the last time.
 const ASK_EVERY: Duration = Duration::from_secs(60);
 
+/// How often the scheduler in the kernel is told who is a vCPU, at least.
+const TELL_EVERY: Duration = Duration::from_secs(1);
+
 /// The service that looks after vCPUs.
 pub struct Vcpus {
     core: Arc<Core>,
@@ -46,6 +54,8 @@ pub struct Vcpus {
     began: Instant,
     known: Mutex<Known>,
     state: Mutex<State>,
+    /// The scheduler in the kernel, while it is in force.
+    kernel: Mutex<Option<Kernel>>,
 }
 
 /// Which threads machines have.
@@ -113,6 +123,7 @@ impl Vcpus {
                 own: Duration::ZERO,
                 over: false,
             }),
+            kernel: Mutex::new(None),
         }))
     }
 
@@ -120,6 +131,22 @@ impl Vcpus {
     pub fn start_looking_after(self: &Arc<Self>) -> Result<(), NodeError> {
         if self.core.options.cpu_sched == CpuSched::Off {
             return Ok(());
+        }
+        if self.load() {
+            let (here, over) = (Arc::downgrade(self), self.core.threads.over().clone());
+            let work = move || {
+                // until the node ends, or the scheduler has
+                while let Some(here) = here.upgrade() {
+                    let Some(next) = here.kernel.lock().as_ref().map(Kernel::unpark) else {
+                        return;
+                    };
+                    drop(here);
+                    if !over.sleep(next) {
+                        return;
+                    }
+                }
+            };
+            self.core.threads.keep_running("quotas", work)?;
         }
         let (here, over) = (Arc::downgrade(self), self.core.threads.over().clone());
         let work = move || {
@@ -137,8 +164,57 @@ impl Vcpus {
         Ok(self.core.threads.keep_running("vcpus", work)?)
     }
 
+    /// Puts the scheduler in the kernel in force if the host can have it. Returns whether it is; if not, vCPUs are looked after from here.
+    fn load(&self) -> bool {
+        let loaded = Kernel::load(self.core.options.cpu_sched);
+        let mut state = self.state.lock();
+        match loaded {
+            Ok(kernel) => {
+                // from here nothing is done but looking
+                state.user = User::new(Mode::Off);
+                self.say(
+                    &mut state,
+                    "floe's scheduler is in the kernel (sched_ext)".into(),
+                );
+                *self.kernel.lock() = Some(kernel);
+                true
+            }
+            // most kernels: floe doctor says so
+            Err(ScxError::Absent) => false,
+            Err(error) => {
+                self.say(
+                    &mut state,
+                    format!("by affinities and nice values: {error}"),
+                );
+                false
+            }
+        }
+    }
+
+    fn say(&self, state: &mut State, text: String) {
+        state.why.clone_from(&text);
+        self.core.tell("cpu-sched", &News::Vcpus(text));
+    }
+
+    /// Tells the scheduler in the kernel whose threads are vCPUs. If it has ended, vCPUs are looked after from here. Returns whether it is in
+    /// force.
+    fn tell_kernel(&self, state: &mut State, threads: &BTreeMap<u64, Vec<u32>>) -> bool {
+        let mut kernel = self.kernel.lock();
+        let Some(told) = kernel.as_mut().map(|kernel| kernel.tell(threads)) else {
+            return false;
+        };
+        let Err(error) = told else {
+            return true;
+        };
+        *kernel = None;
+        state.user = User::new(mode(self.core.options.cpu_sched));
+        self.say(state, format!("by affinities and nice values: {error}"));
+        false
+    }
+
     /// Undoes everything, for good: the node ends.
     pub fn end(&self) {
+        *self.kernel.lock() = None;
         let mut state = self.state.lock();
         state.over = true;
         let actions = state.user.undo();
@@ -154,6 +230,8 @@ impl Vcpus {
         let before = used();
         let mut known = self.known.lock();
         let (machines, unseen, names) = known.look(&self.inventory);
+        let its = known.machines.iter();
+        let threads = its.map(|its| (its.key, its.tids.clone())).collect();
         let mut state = self.state.lock();
         drop(known);
         if state.over {
@@ -166,11 +244,15 @@ impl Vcpus {
             unseen,
         };
         state.names = names;
+        let in_kernel = self.tell_kernel(&mut state, &threads);
         let step = state.user.sample(&sample);
         let next = Duration::from_micros(step.next_us);
         self.carry_out(&mut state, step);
         state.own += used().saturating_sub(before);
-        next
+        match in_kernel {
+            true => next.min(TELL_EVERY),
+            false => next,
+        }
     }
 
     /// Does what was decided, once it is written down how that is undone.
@@ -225,14 +307,19 @@ impl Vcpus {
         }
         let state = self.state.lock();
         let status = state.user.status();
+        let kernel = self.kernel.lock();
+        let ledger = kernel.as_ref().map(Kernel::ledger);
         let machines = status.machines.iter();
-        let machines =
-            machines.filter_map(|(key, one)| Some(machine(state.names.get(key)?.clone(), one)));
+        let machines = machines.filter_map(|(key, one)| {
+            let fares = kernel.as_ref().and_then(|kernel| kernel.fares(*key));
+            Some(machine(state.names.get(key)?.clone(), one, fares))
+        });
         let mut machines: Vec<SchedMachine> = machines.collect();
         machines.sort_by(|one, other| one.name.cmp(&other.name));
         SchedReport {
             order: self.core.options.cpu_sched,
             acting: match status.acting {
+                _ if ledger.is_some() => SchedActing::Acts,
                 Acting::Off => SchedActing::Off,
                 Acting::Acts => SchedActing::Acts,
                 Acting::Tries => SchedActing::Tries,
@@ -241,16 +328,16 @@ impl Vcpus {
                 Acting::Refused => SchedActing::Refused,
             },
             why: state.why.clone(),
-            lends: status.lends,
-            moves: status.moves,
-            loans: status.loans,
+            lends: status.lends || ledger.is_some(),
+            moves: ledger.map_or(status.moves, |ledger| ledger.moved),
+            loans: ledger.map_or(status.loans, |ledger| ledger.loans),
             own_cpu_pct: status.own_cpu_pct,
             machines,
         }
     }
 }
 
-fn machine(name: String, status: &MachineStatus) -> SchedMachine {
+fn machine(name: String, status: &MachineStatus, fares: Option<Fares>) -> SchedMachine {
     let percent = |part: f64| 100.0 * part;
     let why = match status.standing {
         Standing::Kept => "",
@@ -262,10 +349,13 @@ fn machine(name: String, status: &MachineStatus) -> SchedMachine {
     SchedMachine {
         name,
         vcpus: status.vcpus,
-        apart: status.apart,
-        stacking_pct: status.stacking.map(percent),
+        apart: status.apart || fares.is_some(),
+        stacking_pct: match fares {
+            Some(fares) => fares.stacking_pct(),
+            None => status.stacking.map(percent),
+        },
         // nobody outside of the kernel sees run queues
-        distance: None,
+        distance: fares.and_then(|fares| fares.distance()),
         lag_ms: status.lag_us.map(|us| us as f64 / 1e3),
         steal_pct: status.steal.map(percent),
         borrowing: status.loans,
