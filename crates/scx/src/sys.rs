@@ -13,6 +13,7 @@ const MAP_UPDATE: libc::c_int = 2;
 const MAP_DELETE: libc::c_int = 3;
 const PROG_LOAD: libc::c_int = 5;
 const PROG_TEST_RUN: libc::c_int = 10;
+const BTF_LOAD: libc::c_int = 18;
 const LINK_CREATE: libc::c_int = 28;
 /// Kinds of programs: one of a structure of functions, and one that its loader runs.
 const STRUCT_OPS: u32 = 27;
@@ -80,6 +81,17 @@ pub struct Shape {
     pub of_kernel: u32,
 }
 
+/// The description of one number. A map whose value is of a type of the kernel's needs a description by its maker, too, whatever is in it.
+fn any_type() -> io::Result<OwnedFd> {
+    const NAMES: &[u8] = b"\0int\0";
+    let words = [24, 0, 16, 16, NAMES.len() as u32, 1, 1 << 24, 4, 32];
+    let mut bytes = vec![0x9f, 0xeb, 1, 0];
+    bytes.extend(words.iter().flat_map(|word: &u32| word.to_le_bytes()));
+    bytes.extend(NAMES);
+    let arguments = Arguments::new().pointer(0, bytes.as_ptr());
+    arguments.set(16, bytes.len() as u32).open(BTF_LOAD)
+}
+
 /// A map.
 pub struct Map {
     fd: OwnedFd,
@@ -92,7 +104,12 @@ impl Map {
     pub fn new(shape: &Shape) -> io::Result<Map> {
         let arguments = Arguments::new().set(0, shape.kind).set(4, shape.key);
         let arguments = arguments.set(8, shape.value).set(12, shape.entries);
+        let described = match shape.of_kernel {
+            0 => None,
+            _ => Some(any_type()?),
+        };
         let fd = arguments
+            .set(48, described.as_ref().map_or(0, |fd| fd.as_raw_fd() as u32))
             .set(16, shape.flags)
             .set(60, shape.of_kernel)
             .open(MAP_CREATE)?;
