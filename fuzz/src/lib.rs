@@ -207,6 +207,7 @@ pub const TARGETS: &[(&str, Target)] = &[
     ("trace", trace),
     ("model", model),
     ("zero_trace", zero_trace),
+    ("kernel_types", kernel_types),
     ("name", name),
     ("tag_file", tag_file),
     ("redirect", redirect),
@@ -514,6 +515,21 @@ pub fn model(data: &[u8]) {
         if let Ok(m) = Model::decode(bytes) {
             assert_eq!(m.encode(), bytes);
         }
+    }
+}
+
+/// A kernel's description of its types: what floe's scheduler looks for is found in it, or not.
+pub fn kernel_types(data: &[u8]) {
+    let Ok(types) = floe_scx::btf::Btf::parse(data.to_vec()) else {
+        return;
+    };
+    let _ = (types.offset("outer__in__b"), types.function("call"));
+    for id in ["inner", "outer"]
+        .map(|name| types.structure(name))
+        .into_iter()
+        .flatten()
+    {
+        let _ = (types.size(id), types.field(id, "in"));
     }
 }
 

@@ -9,6 +9,8 @@ const UNION: u32 = 5;
 const FUNC: u32 = 12;
 /// How deep structures without a name may lie in one another, and how many names one type may have.
 const DEPTH: usize = 16;
+/// Most members that are looked at for one field: structures without a name that are in each other would have any number.
+const LOOKS_MAX: u32 = 1 << 20;
 
 /// The types of a kernel.
 pub struct Btf {
@@ -141,13 +143,20 @@ impl Btf {
 
     /// A field of a structure, also of one without a name in it.
     pub fn field(&self, structure: u32, name: &str) -> Option<Field> {
-        self.field_within(structure, name, DEPTH)
+        self.field_within(structure, name, DEPTH, &mut { LOOKS_MAX })
     }
 
-    fn field_within(&self, structure: u32, name: &str, depth: usize) -> Option<Field> {
+    fn field_within(
+        &self,
+        structure: u32,
+        name: &str,
+        depth: usize,
+        looks: &mut u32,
+    ) -> Option<Field> {
         let at = self.at(structure)?;
         let info = self.number(at + 4)?;
         for number in 0..info & 0xffff {
+            *looks = looks.checked_sub(1)?;
             let member = at + 12 + number as usize * 12;
             let (text, kind) = (self.number(member)?, self.number(member + 4)?);
             // in structures with bit fields the upper byte is a width
@@ -167,7 +176,7 @@ impl Btf {
                 continue;
             }
             let inner = self.plain(kind);
-            let found = inner.and_then(|inner| self.field_within(inner, name, depth - 1));
+            let found = inner.and_then(|inner| self.field_within(inner, name, depth - 1, looks));
             if let Some(found) = found {
                 return Some(Field {
                     number,
