@@ -175,6 +175,8 @@ pub(super) fn load(dir: &Path, others: usize) -> anyhow::Result<Seen> {
     ensure!((1..=200).contains(&others), "{others} other hosts");
     let runtime = tokio::runtime::Runtime::new()?;
     let seen = runtime.block_on(bring(dir, others))?;
+    // what is still being written has been written then
+    drop(runtime);
     std::fs::remove_dir_all(dir)?;
     Ok(seen)
 }
