@@ -38,8 +38,8 @@ const LINK: u32 = 1 << 13;
 const ENQ_LAST: u64 = 2;
 /// The kernel ends a scheduler that lets a task wait longer than this, in milliseconds.
 const TIMEOUT_MS: u32 = 30_000;
-/// Two thirds of a queue, in thousandths.
-pub const TWO_THIRDS: u32 = 667;
+/// From which part of a queue on a sibling is far: two thirds, in thousandths.
+const TWO_THIRDS: u32 = 667;
 
 /// What can go wrong.
 #[derive(Debug, thiserror::Error)]
@@ -55,7 +55,7 @@ pub enum ScxError {
     )]
     Taken(String),
     /// The compiled program is not there.
-    #[error("{} is missing: make it with `make scx` (needs clang), or install floe's package", .0.display())]
+    #[error("{} is missing: make it with `make scx` (needs clang)", .0.display())]
     Missing(PathBuf),
     /// The compiled program makes no sense.
     #[error("floe's scheduler is not what `make scx` makes: {0}; make it anew")]
@@ -162,7 +162,6 @@ pub fn file_beside(program: &Path) -> PathBuf {
 pub struct Scheduler {
     maps: BTreeMap<&'static str, Map>,
     policy: Policy,
-    threshold: u32,
     epoch: u32,
     /// Of each vCPU's thread, the number of its machine.
     vcpus: BTreeMap<u32, u32>,
@@ -254,12 +253,11 @@ impl Scheduler {
         };
         let structure = Map::new(&shape).map_err(denied)?;
         structure.set(&[0; 4], &value)?;
-        settings(&maps, policy, 0, TWO_THIRDS)?;
+        settings(&maps, policy, 0)?;
         let link = sys::attach(&structure).map_err(denied)?;
         Ok(Scheduler {
             maps,
             policy,
-            threshold: TWO_THIRDS,
             epoch: 0,
             vcpus: BTreeMap::new(),
             unpark,
@@ -285,13 +283,7 @@ impl Scheduler {
         }
         self.vcpus.clone_from(vcpus);
         self.epoch += 1;
-        settings(&self.maps, self.policy, self.epoch, self.threshold)
-    }
-
-    /// Changes what it does, and from which part of a queue on a sibling is far, in thousandths.
-    pub fn set_policy(&mut self, policy: Policy, threshold: u32) -> Result<(), ScxError> {
-        (self.policy, self.threshold) = (policy, threshold);
-        settings(&self.maps, policy, self.epoch, threshold)
+        settings(&self.maps, self.policy, self.epoch)
     }
 
     /// Lets go on whose control group may. To be called each few milliseconds as long as it returns true: there are quotas.
@@ -336,13 +328,12 @@ fn settings(
     maps: &BTreeMap<&'static str, Map>,
     policy: Policy,
     epoch: u32,
-    threshold: u32,
 ) -> Result<(), ScxError> {
     let policy = match policy {
         Policy::Balance => 1u32,
         Policy::Sbco => 2,
     };
-    let words = [policy, epoch, threshold, 0];
+    let words = [policy, epoch, TWO_THIRDS, 0];
     let bytes: Vec<u8> = words.iter().flat_map(|word| word.to_le_bytes()).collect();
     Ok(maps["settings"].set(&[0; 4], &bytes)?)
 }
