@@ -262,16 +262,13 @@ impl Swarms {
         if part.is_alone() && !part.only_pieces {
             return Ok(()); // the hub is read as without a swarm
         }
-        let entries = self.inventory.all();
-        let entry = entries.iter().find(|entry| {
-            let record = entry.record();
-            super::uses(entry) && record.image == key.image
-        });
+        let mut entries = self.inventory.all().into_iter();
+        let entry = entries.find(|entry| super::uses(entry) && entry.record().image == key.image);
         let Some(entry) = entry.filter(|_| part.asks_for_model(Instant::now())) else {
             return Ok(());
         };
-        let origin = entry.record().origin;
-        let fetcher = self.images.sources.fetcher(&origin);
+        let origin = &entry.record().origin;
+        let fetcher = self.images.sources.fetcher(origin);
         let fetcher = fetcher.map_err(|error| error.to_string())?;
         let manifest = self.images.manifest_of(&entry.dir, &key.image);
         let manifest = match manifest {
@@ -283,7 +280,7 @@ impl Swarms {
         };
         let Some(model) = self
             .traces
-            .known_model(key.image, &manifest, &origin, &fetcher)?
+            .known_model(key.image, &manifest, origin, &fetcher)?
         else {
             part.note_no_model();
             return Ok(());

@@ -102,8 +102,7 @@ impl Forks {
             ..Forks::family_of(record, clone, instant.layer.is_none())
         };
         let network = start.network_of(clone);
-        let host_access =
-            parent.map_or(HostAccess::None, |parent| parent.entry.record().host_access);
+        let host_access = parent.map(|parent| parent.entry.record().host_access.clone());
         let found = &instant.found;
         // for a clone that was meant for another host no room has been reserved here
         let room = start.asked.room.one().map_or_else(
@@ -118,7 +117,7 @@ impl Forks {
                 of: &record.parent,
                 family,
                 network,
-                host_access,
+                host_access: host_access.unwrap_or_default(),
                 limits: start.limits(),
                 household: household.map_or_else(Household::begin, Household::join),
                 room,
@@ -181,9 +180,9 @@ impl Forks {
 
     /// Whether the machine that has a clone's name is that clone: another may have got the name before it.
     fn is_clone(&self, fork: &str, clone: &CloneRecord) -> bool {
-        let found = self.inventory.get(&clone.name).map(|entry| entry.record());
-        let family = found.ok().and_then(|record| record.family);
-        family.is_some_and(|family| family.fork == fork && family.number == clone.number)
+        let is_it = |family: &Family| family.fork == fork && family.number == clone.number;
+        let found = self.inventory.get(&clone.name);
+        found.is_ok_and(|entry| entry.record().family.as_ref().is_some_and(is_it))
     }
 
     /// Returns how many clones of other nodes' machines there is room for.
@@ -362,7 +361,8 @@ impl Forks {
     fn let_clone_go(self: &Arc<Self>, clone: LoadedClone) -> Result<Operation, NodeError> {
         let (loaded, making) = clone;
         let (mut report, _) = Report::new();
-        let from = making.record().family.map_or_else(String::new, |family| {
+        let family = &making.record().family;
+        let from = family.as_ref().map_or_else(String::new, |family| {
             format!("clone {} of {}", family.number, family.parent)
         });
         let model = Coming::default();

@@ -54,7 +54,7 @@ impl Forks {
     /// Returns the configuration of a machine or image.
     pub(crate) fn config_of(&self, name: &str) -> Result<MachineConfig, NodeError> {
         match self.inventory.get(name) {
-            Ok(entry) => Ok(entry.record().config),
+            Ok(entry) => Ok(entry.record().config.clone()),
             Err(missing) => {
                 let id = self.images.repo.resolve(name).map_err(|_| missing)?;
                 Ok(self.images.repo.manifest(&id)?.config)

@@ -15,7 +15,7 @@ impl Forks {
         let mut root = name.to_owned();
         for _ in 0..GENERATIONS_MAX {
             let record = self.inventory.get(&root).ok().map(|entry| entry.record());
-            let parent = record.and_then(|record| Some(record.family?.parent));
+            let parent = record.and_then(|record| Some(record.family.as_ref()?.parent.clone()));
             match parent.filter(|parent| self.is_known(parent)) {
                 Some(parent) => root = parent,
                 None => break,

@@ -75,7 +75,8 @@ impl Forks {
         record: &ForkRecord,
     ) -> Result<Option<String>, NodeError> {
         if let Some(parent) = &asked.instant.parent {
-            return Ok(parent.entry.record().network.map(|place| place.network));
+            let place = &parent.entry.record().network;
+            return Ok(place.as_ref().map(|place| place.network.clone()));
         }
         let Some(request) = asked.purpose.network else {
             return Ok(None);

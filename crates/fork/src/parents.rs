@@ -189,7 +189,7 @@ impl Forks {
             Some(why) if life.orphaned() != Some(&why) || life.is_deaf() != deaf => {
                 let operation = entry.begin(Task::Pause)?;
                 // the rest of its image may have come since its parent's node was asked
-                if entry.record().family.is_none_or(|family| family.settled) {
+                if !entry.record().needs_parent() {
                     return Ok(());
                 }
                 operation.drive(Event::Orphaned { why, deaf })?;
@@ -206,11 +206,11 @@ impl Forks {
         let mut parents: Vec<(Parent, Vec<Arc<Entry>>)> = Vec::new();
         for entry in self.inventory.all() {
             let record = entry.record();
-            let open = record.family.is_some_and(|family| !family.settled);
-            if !open || record.origin.urls.is_empty() || entry.state().vm.is_none() {
+            let open = record.needs_parent() && !record.origin.urls.is_empty();
+            if !open || entry.state().vm.is_none() {
                 continue;
             }
-            let parent = (record.image, record.origin);
+            let parent = (record.image, record.origin.clone());
             match parents.iter_mut().find(|(known, _)| *known == parent) {
                 Some((_, clones)) => clones.push(entry),
                 None => parents.push((parent, vec![entry])),

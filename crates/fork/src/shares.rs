@@ -3,7 +3,7 @@
 
 use super::{Asked, Forks, Start, decide::CloneId, record::ForkRecord};
 use floe_api::Limits;
-use floe_inventory::{inventory::record::Record, resources::household};
+use floe_inventory::resources::household;
 use std::collections::BTreeSet;
 
 /// Notes in a fork's record whose limits its clones share: those of the guest that asks for it. (Clones that a user makes share nobody's:
@@ -79,7 +79,7 @@ impl Forks {
 
     fn share(&self, household: &str) -> Result<(), String> {
         let members = self.machines.household(household).into_iter();
-        let members: Vec<Record> = members.map(|entry| entry.record()).collect();
+        let members: Vec<_> = members.map(|entry| entry.record()).collect();
         let given = || self.records.given_away(household);
         let resources = &self.machines.resources;
         let shared = resources.given_away(household, &members, given);

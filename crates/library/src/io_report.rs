@@ -25,7 +25,7 @@ pub fn report(core: &Core, images: &Images, inventory: &Inventory) -> Result<IoR
         .all()
         .iter()
         .map(|entry| entry.record())
-        .map(|record| (record.mount_name, record.name))
+        .map(|record| (record.mount_name.clone(), record.name.clone()))
         .collect();
     let mut machines: Vec<IoMachine> = machines
         .into_iter()

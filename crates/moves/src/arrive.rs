@@ -379,7 +379,7 @@ impl Moves {
         let name = operation.name.as_str();
         self.inputs.was_given(name, record.created_unix_s, &from);
         self.machines.remove(&operation, true)?;
-        Ok(record.syncing)
+        Ok(record.syncing.clone())
     }
 
     /// Makes a machine of an image that has come. The record is what makes it be there.

@@ -276,7 +276,7 @@ impl Moves {
         next: Turn,
         report: &mut Report,
     ) -> Result<(), NodeError> {
-        let image_name = operation.record().image_name;
+        let image_name = operation.record().image_name.clone();
         self.close_ports(&before.key);
         if before.borrower().is_some() {
             self.goes_on_from(operation, before, report)?;

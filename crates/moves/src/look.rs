@@ -178,7 +178,7 @@ impl Shown {
 /// Connects to the port of this host that leads to a TCP port of a guest. Where its record says that such a port is, its lender has chosen:
 /// so it is used only while this machine itself listens there.
 fn connect(entry: &Entry, guest_port: u16) -> Result<TcpStream, NodeError> {
-    let forwards = entry.record().forwards;
+    let forwards = &entry.record().forwards;
     let mut tcp = forwards.iter().filter(|of| of.protocol == Protocol::Tcp);
     let forward = tcp.find(|forward| forward.guest_port == guest_port);
     let forward = forward.ok_or_else(|| {

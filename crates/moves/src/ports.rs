@@ -57,7 +57,7 @@ impl Moves {
 
     /// Opens those ports of a machine that can be opened: once, since what has the others may want them for longer.
     fn open_ports(&self, entry: &Arc<Entry>) -> Vec<Inbound> {
-        let forwards = entry.record().forwards;
+        let forwards = &entry.record().forwards;
         let tcp = forwards.iter().filter(|of| of.protocol == Protocol::Tcp);
         tcp.filter_map(|forward| self.open_port(entry, forward))
             .collect()

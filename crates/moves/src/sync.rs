@@ -199,7 +199,7 @@ impl Moves {
     fn sync_due(self: &Arc<Self>, known: &mut HashMap<String, Syncs>) {
         let mut still = HashMap::new();
         for entry in self.inventory.all() {
-            let Some(syncing) = entry.record().syncing else {
+            let Some(syncing) = entry.record().syncing.clone() else {
                 continue;
             };
             if self.core.threads.over().is_cancelled() {

@@ -204,15 +204,13 @@ impl Adoption {
                 if let Err(error) = found {
                     tracing::warn!(machine = %operation.name, %error, "it is not started again");
                 }
-                let record = operation.record();
-                self.machines.resources.ended(&record);
+                self.machines.resources.ended(&operation.record());
             }
             // killed while it parked or woke: its guest stood still from when it was stored, and has not executed since
             Wanted::Parked => {
                 self.machines.end_qemu(&operation);
                 self.end_former(&operation); // which has its ports
-                let record = operation.record();
-                self.machines.resources.ended(&record);
+                self.machines.resources.ended(&operation.record());
                 self.parks.hold_again(&operation.entry);
             }
             Wanted::Starting | Wanted::Removing => {
@@ -424,7 +422,7 @@ impl Adoption {
     /// If a machine's files are not in its record's directory, ends the QEMU that it had there and removes what is left: a node was killed
     /// while the machine went back to an image.
     fn end_former(&self, entry: &Entry) {
-        if self.core.home.root().join(entry.record().place) == entry.dir {
+        if self.core.home.root().join(&entry.record().place) == entry.dir {
             return;
         }
         machines::end_vm(&entry.dir.join(machines::VM_DIR));

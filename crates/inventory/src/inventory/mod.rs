@@ -105,8 +105,8 @@ pub struct Entry {
 
 /// What changes about a machine.
 pub struct State {
-    /// The record as it is on the disk.
-    pub record: Record,
+    /// The record as it is on the disk. A change replaces it, so that whoever reads it shares it.
+    pub record: Arc<Record>,
     /// Its QEMU, if this node has one.
     pub vm: Option<Arc<Machine>>,
     /// Its disks on the mount.
@@ -135,7 +135,7 @@ impl State {
     /// Returns the state of a machine without a QEMU.
     pub fn new(record: Record) -> State {
         State {
-            record,
+            record: Arc::new(record),
             vm: None,
             disks: None,
             images: Vec::new(),
@@ -183,8 +183,8 @@ impl Entry {
         self.life.lock().clone()
     }
 
-    /// Returns a copy of the record.
-    pub fn record(&self) -> Record {
+    /// Returns the record as it is now.
+    pub fn record(&self) -> Arc<Record> {
         self.state().record.clone()
     }
 
@@ -213,9 +213,9 @@ impl Entry {
         if before.wanted == Wanted::Removing {
             return Ok(());
         }
-        let mut record = before.clone();
+        let mut record = Record::clone(&before);
         change(&mut record);
-        if record == before {
+        if record == *before {
             return Ok(());
         }
         self.reserve.write(|| match record.rests_on_this_node() {
@@ -223,7 +223,7 @@ impl Entry {
             true => record.save_soon(&self.dir),
             false => record.save(&self.dir),
         })?;
-        self.state.write().record = record;
+        self.state.write().record = Arc::new(record);
         self.changed.beat();
         Ok(())
     }

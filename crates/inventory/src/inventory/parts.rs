@@ -100,7 +100,8 @@ impl Entry {
     /// Changes where the machine's files and its QEMU are, in memory only; it is written down with the next [`Entry::update`].
     pub fn moves_to(&self, to: Place) {
         let _writing = self.writing.lock();
-        let record = &mut self.state.write().record;
+        let mut state = self.state.write();
+        let record = Arc::make_mut(&mut state.record);
         (record.place, record.mount_name) = (to.directory, to.mount_name);
         record.uid = to.uid;
         record.household.id = to.household.id;
@@ -289,7 +290,7 @@ mod tests {
         let mut turn = Turn::told_of("00112233445566aa".into());
         turn.side = Side::Lent { to: borrower };
         // its record is on no disk
-        web.entry.state.write().record.turn = Some(turn);
+        Arc::make_mut(&mut web.entry.state.write().record).turn = Some(turn);
         let error = web.vm().err().unwrap().to_api();
         let says = |text: &str| error.message.contains(text);
         assert!(says("cloud") && says("floe recall web"), "{error}");

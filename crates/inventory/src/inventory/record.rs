@@ -439,8 +439,13 @@ impl Record {
 
     /// Whether it is a clone on its parent's host whose memory is not on any disk yet.
     pub fn rests_on_this_node(&self) -> bool {
+        self.needs_parent() && self.origin.urls.is_empty()
+    }
+
+    /// Whether it is a clone that still needs its parent's node.
+    pub fn needs_parent(&self) -> bool {
         let family = self.family.as_ref();
-        family.is_some_and(|family| !family.settled) && self.origin.urls.is_empty()
+        family.is_some_and(|family| !family.settled)
     }
 
     /// The image that its user knows it by: the one that it started from, or that its disks stand on.

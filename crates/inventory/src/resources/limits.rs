@@ -17,7 +17,7 @@ use floe_machine::{
     cgroup::{self, Group, OutOfMemory},
 };
 use parking_lot::Mutex;
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 /// How often the removal of a group whose process has ended is tried.
 const REMOVALS_MAX: u32 = 20;
@@ -320,12 +320,12 @@ impl Resources {
     pub fn given_away(
         &self,
         household: &str,
-        members: &[Record],
+        members: &[Arc<Record>],
         given: impl FnOnce() -> Limits,
     ) -> Result<(), NodeError> {
         let mut households = self.groups.households.lock();
         let group = |record| Some((record, self.groups.group(record)?));
-        let mut groups = members.iter().filter_map(group);
+        let mut groups = members.iter().map(|record| &**record).filter_map(group);
         if let Some((record, group)) = groups.find(|(_, group)| group.is_there()) {
             let given = given();
             return share(&mut households, record, &group, |shared| {

@@ -255,7 +255,7 @@ impl Captures {
         let found = Found {
             id: record.disk_base,
             manifest,
-            origin: record.origin,
+            origin: record.origin.clone(),
             fetcher,
             loads: Arc::default(),
         };

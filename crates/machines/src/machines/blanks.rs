@@ -225,7 +225,7 @@ impl Machines {
         let parent = parent.record();
         // each that is started gets a user and a place of its own
         let record = Record {
-            host_access: parent.host_access,
+            host_access: parent.host_access.clone(),
             limits: parent.limits,
             ..Record::new(NewMachine {
                 name: "standby",

@@ -213,8 +213,9 @@ impl Machines {
         };
         let disks = record.disk_aliases();
         let most = floe_machine::Room::of(&record.config);
+        let place = record.network.as_ref();
         MachineInfo {
-            name: record.name,
+            name: record.name.clone(),
             status: status(
                 life.phase(),
                 qemu,
@@ -223,7 +224,7 @@ impl Machines {
             ),
             detail,
             image: image.to_string(),
-            image_name: record.image_name,
+            image_name: record.image_name.clone(),
             restored: record.restored,
             pid: vm.map(|vm| vm.pid()),
             memory_bytes: has.memory_bytes,
@@ -236,19 +237,20 @@ impl Machines {
             accel: record
                 .config
                 .accel
+                .clone()
                 .unwrap_or_else(|| self.core.accel.name().into()),
-            forwards: record.forwards,
+            forwards: record.forwards.clone(),
             created_unix_s: record.created_unix_s,
             sources,
             stats,
-            network: record.network.map(|place| self.networks.info(&place)),
-            allow_host: record.host_access,
+            network: place.map(|place| self.networks.info(place)),
+            allow_host: record.host_access.clone(),
             limits: record.limits,
             park_after_s: record.park_after_s,
             no_trim: record.no_trim,
-            cloned: record.family.map(|family| Cloned {
-                fork: family.fork,
-                parent: family.parent,
+            cloned: record.family.as_ref().map(|family| Cloned {
+                fork: family.fork.clone(),
+                parent: family.parent.clone(),
                 number: family.number,
                 settled: family.settled,
                 identity: family.identity,
@@ -261,7 +263,7 @@ impl Machines {
             restarts: record.afterwards.in_a_row,
             independence: entry.independence(),
             moves: record.turn.as_ref().and_then(|turn| turn.listed()),
-            ensemble: record.ensemble,
+            ensemble: record.ensemble.clone(),
         }
     }
 

@@ -203,9 +203,10 @@ impl Machines {
         let alone = self.inventory.any_left_alone();
         let entries = self.inventory.all().into_iter();
         let waiting = entries.filter(|entry| entry.waits_for_adoption());
-        let waiting: Vec<String> = waiting.map(|entry| entry.record().mount_name).collect();
+        let waiting: Vec<_> = waiting.map(|entry| entry.record()).collect();
+        let awaited = |name: &str| waiting.iter().any(|waits| waits.mount_name == name);
         self.images.with_mount(|mount| {
-            mount.takeover_done(|name| alone || waiting.iter().any(|waits| waits == name));
+            mount.takeover_done(|name| alone || awaited(name));
             Ok(())
         })
     }

@@ -60,7 +60,7 @@ impl Machines {
         {
             self.resources.limit(&Record {
                 limits,
-                ..member.record()
+                ..Record::clone(&member.record())
             })?;
         }
         for member in &members {
@@ -81,7 +81,8 @@ impl Machines {
         members.retain(|entry| entry.state().record.household_id() == id);
         members.sort_by_cached_key(|entry| {
             let record = entry.record();
-            (record.household.joined, record.created_unix_s, record.name)
+            let name = record.name.clone();
+            (record.household.joined, record.created_unix_s, name)
         });
         members
     }

@@ -25,7 +25,7 @@ impl Machines {
         self.inventory.settle_user(entry)?;
         let record = Record {
             restored: false,
-            ..entry.record()
+            ..Record::clone(&entry.record())
         };
         self.reserve_for(&record, overcommit)
     }

@@ -11,6 +11,7 @@ use floe_image::{CHUNK_SIZE, MachineConfig, is_zero};
 use floe_inventory::inventory::{
     AGENT_LABEL, Entry, HeldPort, Operation, Setter, is_pending,
     lifecycle::{Event, Phase},
+    record::Record,
 };
 use floe_library::{
     images::sources::{Found, Loads},
@@ -149,7 +150,7 @@ impl Machines {
         let disks = disks.ok_or_else(|| failed("the machine has no disks", "report this"))?;
         let snapshot = self.snapshot(found, &disks, &images)?;
         report.stage("state fetch")?;
-        let mut record = entry.record();
+        let mut record = Record::clone(&entry.record());
         // the ports of a machine that was parked are the node's until it is loaded
         let held = match was_parked {
             false => Vec::new(),

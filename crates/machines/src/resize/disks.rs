@@ -199,9 +199,9 @@ impl Resizes {
             base: None,
             size: new.bytes,
         };
-        let place = operation.record().mount_name;
+        let place = &operation.record().mount_name;
         self.images
-            .with_mount(|mount| mount.add_disk(&place, &spec))?;
+            .with_mount(|mount| mount.add_disk(place, &spec))?;
         if let Some(raw) = &new.content {
             let unwritable = || at(format!("cannot write the disk {}", new.alias));
             let path = operation.mounted()?.disk_path(disk).unwrap_or_default();

@@ -108,7 +108,7 @@ impl Shrinks {
         let cpus = record.given.of(&config).cpus;
         let link = vm.has_network() && !is_pending(&record);
         let given = vm.memory_given()?;
-        let owed = record.small;
+        let owed = record.small.clone();
         let mut shrink = Shrink::new(room.memory_bytes, given, cpus, link, owed.clone());
         let began = Instant::now();
         let cancel = report.cancel();
@@ -162,7 +162,7 @@ impl Shrinks {
 
     /// Gives a machine back all that was taken from it, as far as its guest takes it. Nothing happens to a machine of its own size.
     pub fn expand(&self, operation: &Operation) -> Result<(), NodeError> {
-        let small = operation.record().small;
+        let small = operation.record().small.clone();
         if small.is_nothing() {
             return Ok(());
         }

@@ -190,7 +190,8 @@ impl Guests {
         entry.clock_is_set();
         let record = entry.record();
         let missing = |identity: floe_api::Identity| identity != floe_api::Identity::Placed;
-        let fresh = record.fresh.is_some_and(|fresh| missing(fresh.identity));
+        let (fresh, family) = (record.fresh.as_ref(), record.family.as_ref());
+        let fresh = fresh.is_some_and(|fresh| missing(fresh.identity));
         if fresh && !entry.forgetting(true) {
             let (guests, entry_, vm) = (self.clone(), entry.clone(), vm.clone());
             // what the agent answers comes through the thread that this is called on
@@ -206,7 +207,7 @@ impl Guests {
                 entry.forgetting(false);
                 self.identity_failed(entry, &error.to_string());
             }
-        } else if !fresh && record.family.is_some_and(|family| missing(family.identity)) {
+        } else if !fresh && family.is_some_and(|family| missing(family.identity)) {
             self.is_itself(entry, vm);
         }
     }

@@ -53,7 +53,7 @@ impl Parks {
         let over = self.merges_over(&operation)?;
         let mut config = match operation.vm() {
             Ok(vm) => vm.config(),
-            Err(_) => operation.record().config,
+            Err(_) => operation.record().config.clone(),
         };
         config.labels = BTreeMap::from([(PARK_LABEL.to_owned(), "1".to_owned())]);
         drop((operation, disks));

@@ -238,10 +238,10 @@ impl Parks {
 
     /// Gives them back to a machine that could not be parked.
     pub(super) fn give_back(&self, entry: &Entry, vm: &Machine, held: Vec<HeldPort>) {
-        let place = entry.record().network;
+        let place = &entry.record().network;
         for HeldPort { forward, socket } in held {
             let name = entry.name.as_str();
-            let given = match &place {
+            let given = match place {
                 None => {
                     machine_forward(&forward).and_then(|at| Ok(vm.give_port(at, socket.as_fd())?))
                 }
@@ -261,11 +261,11 @@ impl Parks {
         if !entry.may_run() {
             return;
         }
-        for forward in entry.record().forwards {
-            if held.iter().any(|port| port.forward == forward) {
+        for forward in &entry.record().forwards {
+            if held.iter().any(|port| port.forward == *forward) {
                 continue;
             }
-            match open(&forward).and_then(|socket| held_port(&forward, socket)) {
+            match open(forward).and_then(|socket| held_port(forward, socket)) {
                 Ok(port) => held.push(port),
                 Err(error) => {
                     let (port, why) = (forward.to_string(), error.to_api().to_string());

@@ -131,7 +131,7 @@ impl Parks {
             id: record.image,
             manifest: self.images.manifest_of(&operation.dir, &record.image)?,
             fetcher: self.images.sources.fetcher(&record.origin)?,
-            origin: record.origin,
+            origin: record.origin.clone(),
             loads: Arc::default(),
         };
         let mut loaded = self

@@ -75,7 +75,7 @@ impl Parks {
                 // it is just ending
                 Err(error) => tracing::debug!(machine = %entry.name, %error, "is not looked at"),
             }
-            looked_at.insert(record.mount_name, watched);
+            looked_at.insert(record.mount_name.clone(), watched);
         }
         *known = looked_at;
     }
@@ -93,8 +93,10 @@ impl Parks {
             watched.carried += bytes.saturating_sub(before.copied().unwrap_or_default());
         }
         watched.connections = usage.connections;
-        let place = entry.record().network;
-        let by_card = place.and_then(|place| self.networks.carried(&place));
+        let place = &entry.record().network;
+        let by_card = place
+            .as_ref()
+            .and_then(|place| self.networks.carried(place));
         let disks = entry.state().disks.clone().map(|disks| disks.stats());
         let life = entry.life();
         // one that waits for its guest's agent, or that stands still, is looked at again

@@ -194,6 +194,7 @@ impl Ensembles {
             let record = entry.record();
             if record
                 .ensemble
+                .as_ref()
                 .is_some_and(|of| of.ensemble == name.as_str())
             {
                 let runs = if entry.vm().is_ok() {
@@ -201,7 +202,7 @@ impl Ensembles {
                 } else {
                     "is there"
                 };
-                there.insert(record.name, runs);
+                there.insert(record.name.clone(), runs);
             }
         }
         if there.is_empty() {

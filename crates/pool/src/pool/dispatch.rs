@@ -65,11 +65,8 @@ impl Pool {
             };
             let record = entry.record();
             let is_its = by.is_none_or(|member| is_ordered_by(&record, member));
-            if !is_its
-                || record
-                    .family
-                    .is_none_or(|family| family.fork != request.fork)
-            {
+            let family = record.family.as_ref();
+            if !is_its || family.is_none_or(|family| family.fork != request.fork) {
                 continue;
             }
             if independent.is_some() {
