@@ -592,7 +592,7 @@ impl Swarms {
 /// Whether a machine reads its image, or is about to.
 fn uses(entry: &Entry) -> bool {
     matches!(
-        entry.life().phase(),
+        entry.phase(),
         Phase::Creating
             | Phase::Starting
             | Phase::Left

@@ -183,6 +183,11 @@ impl Entry {
         self.life.lock().clone()
     }
 
+    /// Returns its phase.
+    pub fn phase(&self) -> Phase {
+        self.life.lock().phase()
+    }
+
     /// Returns the record as it is now.
     pub fn record(&self) -> Arc<Record> {
         self.state().record.clone()
@@ -247,7 +252,7 @@ impl Entry {
 
     /// Whether it has no QEMU and goes on from its stored memory when it is woken.
     pub fn is_parked(&self) -> bool {
-        self.life.lock().phase() == Phase::Parked
+        self.phase() == Phase::Parked
     }
 
     /// Returns its disks on the mount, or an error that says that they are not there.
@@ -262,7 +267,7 @@ impl Entry {
 
     /// Whether it should be running but its QEMU, which an earlier node has started, has not answered this node yet.
     pub fn waits_for_adoption(&self) -> bool {
-        self.life.lock().phase() == Phase::Left
+        self.phase() == Phase::Left
     }
 
     /// Begins an operation, or returns an error that names the one under way. Short tasks ([`Task::is_short`]) are waited

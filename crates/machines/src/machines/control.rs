@@ -277,7 +277,7 @@ impl Machines {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Stop)?;
         let afterwards = operation.record().afterwards;
-        if afterwards.due && operation.life().phase() == Phase::Stopped {
+        if afterwards.due && operation.phase() == Phase::Stopped {
             operation.update(|record| record.afterwards = afterwards.stopped())?;
             return Ok(self.info_of(&operation));
         }
@@ -472,7 +472,7 @@ impl Machines {
             for entry in entries {
                 scope.spawn("stop", move || {
                     let afterwards = entry.record().afterwards;
-                    if matches!(entry.life().phase(), Phase::Stopped | Phase::Parked) {
+                    if matches!(entry.phase(), Phase::Stopped | Phase::Parked) {
                         return; // one that is due stays due for the next node
                     }
                     let stopped = self.stop_machine(entry.name.as_str(), &StopRequest::default());

@@ -71,7 +71,7 @@ impl Machines {
                 "copy what is needed to a smaller disk in the guest, and import that",
             ));
         }
-        match operation.life().phase() {
+        match operation.phase() {
             Phase::Stopped => {
                 self.attach(&operation)?;
                 let grown = grow_file(&operation, &disk.name, bytes);

@@ -26,7 +26,7 @@ impl Machines {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Rename)?;
         let calm = [Phase::Running, Phase::Stopped, Phase::Parked];
-        if !calm.contains(&operation.life().phase()) {
+        if !calm.contains(&operation.phase()) {
             return Err(busy(
                 format!("machine {name} is just starting or ending"),
                 "wait a moment, then rename it again",

@@ -110,7 +110,7 @@ impl Machines {
         // a waiting QEMU has the user network and the address of the image's card, gives its guest no access to the host, has no
         // limits, and is in a household of its own
         let record = entry.record();
-        let was_parked = entry.life().phase() == Phase::Waking;
+        let was_parked = entry.phase() == Phase::Waking;
         let waiting = match record.network {
             None if !was_parked
                 && record.host_access.is_none()

@@ -9,8 +9,8 @@ impl Machines {
     /// Returns the machine as it is now, if it does what is waited for. A machine that was removed has stopped.
     pub fn reached(&self, entry: &Entry, what: WaitFor) -> Option<MachineInfo> {
         // looked at first: what is shown of a machine that ends meanwhile may still be that its QEMU stands still
-        let over = matches!(entry.life().phase(), Phase::Stopped | Phase::Removing)
-            && entry.state().vm.is_none();
+        let over =
+            matches!(entry.phase(), Phase::Stopped | Phase::Removing) && entry.state().vm.is_none();
         let info = self.info_of(entry);
         let reached = match what {
             WaitFor::Stopped => {

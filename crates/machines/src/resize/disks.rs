@@ -146,7 +146,7 @@ impl Resizes {
                 "take one away first",
             )
         })?;
-        let in_use = match operation.life().phase() {
+        let in_use = match operation.phase() {
             Phase::Stopped => {
                 self.machines.attach(operation)?;
                 let given = self.make_disk(operation, &disk, new, report);
@@ -256,7 +256,7 @@ impl Resizes {
                 "disks that it was given later can be taken away: see floe disk ls",
             ));
         }
-        match operation.life().phase() {
+        match operation.phase() {
             Phase::Stopped => {
                 operation.update(|record| floe_machine::take_disk(&mut record.config, &disk))?;
                 self.machines.drop_lost_disks(&operation)?;

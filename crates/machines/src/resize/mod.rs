@@ -70,7 +70,7 @@ impl Resizes {
     ) -> Result<Outcome, NodeError> {
         let entry = self.inventory.get(name)?;
         let operation = entry.begin(Task::Size)?;
-        let resized = match operation.life().phase() {
+        let resized = match operation.phase() {
             Phase::Stopped => self.resize_stopped(&operation, request),
             Phase::Running => self.resize_running(&operation, request, report),
             Phase::Parked => Err(refused(

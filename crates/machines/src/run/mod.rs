@@ -345,7 +345,7 @@ impl Runs {
 
     /// Returns an error if a machine is not there any more.
     fn check_alive(&self, entry: &Entry) -> Result<(), NodeError> {
-        match entry.life().phase() {
+        match entry.phase() {
             Phase::Stopped | Phase::Stopping | Phase::Removing => Err(failed(
                 format!("machine {} ended: {}", entry.name, entry.record().detail),
                 format!("see floe logs {}", entry.name),
@@ -420,7 +420,7 @@ impl Runs {
                 format!("floe stop {name}, and run it anew"),
             ));
         }
-        if entry.life().phase() != Phase::Stopped {
+        if entry.phase() != Phase::Stopped {
             let stopped = self.machines.stop_machine(name, &request.stop)?;
             if stopped.switched_off {
                 report.note(format!("{name} was {}", stopped.detail));

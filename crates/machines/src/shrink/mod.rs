@@ -204,7 +204,7 @@ impl Shrinks {
                 let state = entry.state();
                 state.vm.is_some() && !state.record.small.is_nothing()
             };
-            let alone = || entry.life().task().is_none() && entry.reasons().is_empty();
+            let alone = || entry.task().is_none() && entry.reasons().is_empty();
             if !here || due.contains_key(entry.name.as_str()) || !alone() {
                 continue;
             }

@@ -114,7 +114,7 @@ impl Parks {
     fn check_goes_back(&self, operation: &Operation) -> Result<(), NodeError> {
         let name = &operation.name;
         let calm = [Phase::Running, Phase::Stopped, Phase::Parked];
-        if !calm.contains(&operation.life().phase()) {
+        if !calm.contains(&operation.phase()) {
             return Err(busy(
                 format!(
                     "machine {name} is just starting or ending, or its QEMU does not answer this node yet"

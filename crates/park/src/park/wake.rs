@@ -95,7 +95,7 @@ impl Parks {
             self.machines.end_quietly(operation);
             let why = format!("it could not be woken: {}", error.to_api());
             let gone = Gone::ByItself { bad: true, why };
-            if operation.life().phase() != Phase::Stopped
+            if operation.phase() != Phase::Stopped
                 && let Err(error) = operation.gone(gone, "")
             {
                 tracing::warn!(machine = %operation.name, %error, "its record still says that it runs");

@@ -53,7 +53,7 @@ impl Parks {
             let Some(vm) = entry.state().vm.clone() else {
                 continue;
             };
-            if entry.life().phase() != Phase::Running {
+            if entry.phase() != Phase::Running {
                 continue;
             }
             let earlier = known.remove(&record.mount_name);
