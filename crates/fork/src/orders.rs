@@ -68,10 +68,9 @@ impl Forks {
             Ok(entry) => is_ordered_by(&entry.record(), member),
             // it has ended, and its own clones go on
             Err(_) => self.inventory.all().iter().any(|entry| {
-                let state = entry.state();
-                let record = &state.record;
+                let record = entry.record();
                 let parent = record.family.as_ref().map(|family| &*family.parent);
-                parent == Some(name) && is_ordered_by(record, member)
+                parent == Some(name) && is_ordered_by(&record, member)
             }),
         };
         is_its.then_some(()).ok_or_else(absent)

@@ -149,11 +149,8 @@ impl Forks {
     /// Notes in the records of clones on this host that they no longer need this node's memory.
     fn settle_clones(&self, layer: &Layer) {
         for entry in self.inventory.all() {
-            let waits = |entry: &Entry| {
-                let record = &entry.state().record;
-                record.rests_on_this_node() && record.image == layer.id
-            };
-            if !waits(&entry) {
+            let record = entry.record();
+            if !record.rests_on_this_node() || record.image != layer.id {
                 continue;
             }
             let settled = entry.update(|record| {

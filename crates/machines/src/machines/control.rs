@@ -456,9 +456,7 @@ impl Machines {
     /// Stops all machines at the same time, also those whose records can't be read.
     pub fn stop_all_machines(&self) {
         let entries = self.inventory.all();
-        let known = entries
-            .iter()
-            .map(|entry| self.vm_dir(&entry.state().record));
+        let known = entries.iter().map(|entry| self.vm_dir(&entry.record()));
         let known: Vec<PathBuf> = known.collect();
         let unknown = running_in(&self.core.home).unwrap_or_else(|error| {
             tracing::error!(%error, "machines that are left alone are not stopped");

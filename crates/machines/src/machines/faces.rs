@@ -123,12 +123,8 @@ impl Machines {
 }
 
 fn is_uefi(entry: &Entry) -> bool {
-    let record = entry.record();
-    record
-        .config
-        .disks
-        .iter()
-        .any(|disk| disk == FIRMWARE_REGION)
+    let disks = &entry.record().config.disks;
+    disks.iter().any(|disk| disk == FIRMWARE_REGION)
 }
 
 #[cfg(test)]

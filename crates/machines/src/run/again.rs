@@ -100,9 +100,8 @@ impl Runs {
 /// Whether a machine is a clone whose time is over. One that moves to another node is that node's, or is looked at again when it is taken
 /// back.
 fn is_over(entry: &Entry, now_unix_s: u64) -> bool {
-    let state = entry.state();
-    let turn = state.record.turn.as_ref();
-    let family = state.record.family.as_ref();
+    let record = entry.record();
+    let (turn, family) = (record.turn.as_ref(), record.family.as_ref());
     turn.is_none_or(|turn| !turn.is_elsewhere())
         && family.is_some_and(|family| family.is_over(now_unix_s))
 }

@@ -93,10 +93,9 @@ impl Parks {
             watched.carried += bytes.saturating_sub(before.copied().unwrap_or_default());
         }
         watched.connections = usage.connections;
-        let place = &entry.record().network;
-        let by_card = place
-            .as_ref()
-            .and_then(|place| self.networks.carried(place));
+        let record = entry.record();
+        let place = record.network.as_ref();
+        let by_card = place.and_then(|place| self.networks.carried(place));
         let disks = entry.state().disks.clone().map(|disks| disks.stats());
         let life = entry.life();
         // one that waits for its guest's agent, or that stands still, is looked at again

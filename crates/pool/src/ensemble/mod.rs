@@ -192,11 +192,8 @@ impl Ensembles {
         let mut there = BTreeMap::new();
         for entry in self.inventory.all() {
             let record = entry.record();
-            if record
-                .ensemble
-                .as_ref()
-                .is_some_and(|of| of.ensemble == name.as_str())
-            {
+            let of = record.ensemble.as_ref();
+            if of.is_some_and(|of| of.ensemble == name.as_str()) {
                 let runs = if entry.vm().is_ok() {
                     "runs"
                 } else {
