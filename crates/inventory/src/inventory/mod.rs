@@ -529,8 +529,8 @@ impl Inventory {
     /// Flushes the disks of all machines, and leaves the machines running.
     pub fn leave(&self) {
         for entry in self.all() {
-            let state = entry.state();
-            if let Some(disks) = &state.disks
+            let disks = entry.state().disks.clone();
+            if let Some(disks) = disks
                 && let Err(error) = disks.flush()
             {
                 tracing::warn!(machine = %entry.name, %error, "disks were not flushed");

@@ -284,8 +284,11 @@ impl Machines {
     ) -> Result<(), NodeError> {
         let record = entry.record();
         let spec = {
-            let state = entry.state();
-            let (Some(disks), Some(image)) = (&state.disks, state.images.first()) else {
+            let (disks, image) = {
+                let state = entry.state();
+                (state.disks.clone(), state.images.first().cloned())
+            };
+            let (Some(disks), Some(image)) = (disks, image) else {
                 return Err(failed(
                     format!("machine {} is not on the mount", entry.name),
                     "report this",
@@ -293,7 +296,7 @@ impl Machines {
             };
             // for a guest that starts anew, data that the host's disk failed to keep was lost as in a power cut
             disks.accept_losses();
-            self.spec(&record, disks, Some(image))?
+            self.spec(&record, &disks, Some(&image))?
         };
         self.core.reserve.make_room();
         self.resources.starts_cold(&record);
