@@ -499,8 +499,7 @@ impl Inventory {
     /// Returns in words which machine uses an image, if any does.
     pub fn user_of(&self, id: &Hash) -> Option<String> {
         let used = self.all().iter().find_map(|entry| {
-            let state = entry.state();
-            let uses = state.record.image == *id || state.record.disk_base == *id;
+            let uses = entry.record().images().contains(id);
             uses.then(|| format!("machine {}", entry.name))
         });
         used.or_else(|| {
@@ -515,10 +514,7 @@ impl Inventory {
         let mut images: Vec<Hash> = self
             .all()
             .iter()
-            .flat_map(|entry| {
-                let state = entry.state();
-                [state.record.image, state.record.disk_base]
-            })
+            .flat_map(|entry| entry.record().images())
             .chain(self.images_left_alone().into_iter().map(|(id, _)| id))
             .collect();
         images.sort_unstable();

@@ -448,6 +448,13 @@ impl Record {
         family.is_some_and(|family| !family.settled)
     }
 
+    /// Returns the images that it needs, each once: the one that it started from, and the one that its disks stand on.
+    pub fn images(&self) -> Vec<Hash> {
+        let mut images = vec![self.image, self.disk_base];
+        images.dedup();
+        images
+    }
+
     /// The image that its user knows it by: the one that it started from, or that its disks stand on.
     pub fn shown_image(&self) -> Hash {
         match self.own_layers {

@@ -11,7 +11,7 @@ use floe_image::{Hash, Kind};
 use floe_inventory::inventory::{
     Entry,
     lifecycle::{Event as Life, Task},
-    record::{Origin, Record},
+    record::Origin,
 };
 use floe_mount::Mount;
 use floe_source::Fetcher;
@@ -114,7 +114,7 @@ impl Independence {
             });
         };
         let to = Destination::Repository(&self.images.repo, Some(&self.images.cache));
-        for image in images_of(&record) {
+        for image in record.images() {
             transfer::pull(fetcher.source().as_ref(), &image, to, &options, &note)?;
             match self.forget_cached(&image) {
                 Ok(bytes) => {
@@ -295,13 +295,6 @@ impl Moved {
     fn any(&self) -> bool {
         self.wire_bytes > 0
     }
-}
-
-/// The images that a machine needs.
-fn images_of(record: &Record) -> Vec<Hash> {
-    let mut images = vec![record.image, record.disk_base];
-    images.dedup();
-    images
 }
 
 fn has_no_room(error: &NodeError) -> bool {

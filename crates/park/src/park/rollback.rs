@@ -290,9 +290,8 @@ impl Parks {
 
     /// Lets go of the images that it stood on and no longer does.
     pub(super) fn leave_images(&self, operation: &Operation, former: &Record, now: &Hash) {
-        let mut images = vec![former.image, former.disk_base];
-        images.dedup();
-        for image in images.into_iter().filter(|image| image != now) {
+        let images = former.images().into_iter();
+        for image in images.filter(|image| image != now) {
             let kept = operation.dir.join(format!("{image}.manifest"));
             let _ = std::fs::remove_file(kept); // it is not there if the image was always here
             self.images.forget_image(&image);
