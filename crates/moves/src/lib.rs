@@ -161,29 +161,21 @@ impl ImageUser for Moves {
 }
 
 impl Moves {
-    /// Returns the service. What an earlier node has left is looked after by [`Moves::start_looking_after`].
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "a handle for each service that a move needs"
-    )]
+    /// Returns the service, over what captures need too. What an earlier node has left is looked after by [`Moves::start_looking_after`].
     pub fn new(
-        core: Arc<Core>,
-        cluster: Arc<Cluster>,
-        images: Arc<Images>,
-        inventory: Arc<Inventory>,
-        machines: Arc<Machines>,
         captures: Arc<Captures>,
+        cluster: Arc<Cluster>,
         forks: Arc<Forks>,
         parks: Arc<Parks>,
         inputs: Arc<Inputs>,
         resizes: Arc<Resizes>,
     ) -> Arc<Moves> {
         let moves = Arc::new(Moves {
-            core,
+            core: captures.core.clone(),
             cluster,
-            images,
-            inventory,
-            machines,
+            images: captures.images.clone(),
+            inventory: captures.inventory.clone(),
+            machines: captures.machines.clone(),
             captures,
             forks,
             parks,

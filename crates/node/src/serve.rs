@@ -331,11 +331,8 @@ fn services(
         swarms,
     )?;
     let machines = Machines::new(
-        core.clone(),
-        images.clone(),
         traces.clone(),
         networks.clone(),
-        inventory.clone(),
         resources,
         Screens::new(clients.clone()),
         arrivals,
@@ -408,27 +405,14 @@ fn services(
         clients,
     )?;
     let moves = Moves::new(
-        core.clone(),
-        cluster.clone(),
-        images.clone(),
-        inventory.clone(),
-        machines.clone(),
         captures.clone(),
+        cluster.clone(),
         forks.clone(),
         parks.clone(),
         inputs.clone(),
         resizes.clone(),
     );
-    let guests = Guests::new(
-        core.clone(),
-        images.clone(),
-        networks.clone(),
-        inventory.clone(),
-        machines.clone(),
-        forks.clone(),
-        agents.clone(),
-        moves.clone(),
-    );
+    let guests = Guests::new(&captures, networks.clone(), forks.clone(), moves.clone());
     let adoption = Arc::new(Adoption {
         core: core.clone(),
         inventory: inventory.clone(),

@@ -87,9 +87,12 @@ impl Kept {
 
 /// The service that keeps traces.
 pub struct Traces {
-    core: Arc<Core>,
-    images: Arc<Images>,
-    inventory: Arc<Inventory>,
+    /// What all services share.
+    pub core: Arc<Core>,
+    /// The images of this node.
+    pub images: Arc<Images>,
+    /// The machines of this node.
+    pub inventory: Arc<Inventory>,
     kept: Arc<Kept>,
     /// Sizes in bytes of the compressed images that machines run, if known.
     image_bytes: Mutex<HashMap<Hash, u64>>,

@@ -96,28 +96,21 @@ pub struct Machines {
 }
 
 impl Machines {
-    /// Creates the service. `arrivals` gets each machine whose QEMU starts running.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "each is one of the services above"
-    )]
+    /// Creates the service, over what traces need too. `arrivals` gets each machine whose QEMU starts running.
     pub fn new(
-        core: Arc<Core>,
-        images: Arc<Images>,
         traces: Arc<Traces>,
         networks: Arc<Networks>,
-        inventory: Arc<Inventory>,
         resources: Arc<Resources>,
         screens: Screens,
         arrivals: mpsc::Sender<Arc<Entry>>,
     ) -> Result<Arc<Machines>, NodeError> {
         let ends = ends::Ends::new().map_err(at("cannot ask the kernel which QEMUs end"))?;
         let machines = Arc::new(Machines {
-            core,
-            images,
+            core: traces.core.clone(),
+            images: traces.images.clone(),
+            inventory: traces.inventory.clone(),
             traces,
             networks,
-            inventory,
             resources,
             standby: standby::Standbys::default(),
             blanks: blanks::Blanks::default(),

@@ -32,7 +32,11 @@ use floe_inventory::{
 };
 use floe_library::images::Images;
 use floe_machine::{Machine, MachineError, qmp::QmpError};
-use floe_machines::{agents::Agents, capture::fresh_place, machines::Machines};
+use floe_machines::{
+    agents::Agents,
+    capture::{Captures, fresh_place},
+    machines::Machines,
+};
 use floe_moves::Moves;
 use parking_lot::Mutex;
 use std::{
@@ -63,31 +67,23 @@ pub(crate) struct Guests {
 }
 
 impl Guests {
-    /// Creates the service; it listens to no guest yet.
-    #[allow(
-        clippy::too_many_arguments,
-        reason = "a handle for each service that a guest may need"
-    )]
+    /// Creates the service, over what captures need too; it listens to no guest yet.
     pub fn new(
-        core: Arc<Core>,
-        images: Arc<Images>,
+        captures: &Captures,
         networks: Arc<Networks>,
-        inventory: Arc<Inventory>,
-        machines: Arc<Machines>,
         forks: Arc<Forks>,
-        agents: Arc<Agents>,
         moves: Arc<Moves>,
     ) -> Arc<Guests> {
         Arc::new(Guests {
-            core,
-            images,
+            core: captures.core.clone(),
+            images: captures.images.clone(),
             networks,
-            inventory,
-            machines,
+            inventory: captures.inventory.clone(),
+            machines: captures.machines.clone(),
             forks,
             ledger: Mutex::default(),
             reserved: Mutex::default(),
-            agents,
+            agents: captures.agents.clone(),
             moves,
         })
     }
