@@ -161,8 +161,8 @@ fn disks(list: &DiskList) -> String {
             short(&disk.image),
         ]
     };
-    let rows: Vec<_> = list.disks.iter().map(row).collect();
-    table(&["DISK", "NAME", ">SIZE", "STANDS ON"], &rows)
+    let rows = list.disks.iter().map(row);
+    table(&["DISK", "NAME", ">SIZE", "STANDS ON"], rows)
 }
 
 #[cfg(test)]

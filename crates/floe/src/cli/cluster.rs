@@ -169,8 +169,7 @@ impl Cluster {
                     };
                     vec![member.name.clone(), member.url.clone(), what.to_owned()]
                 };
-                let rows: Vec<_> = members.iter().map(row).collect();
-                table(&["NAME", "ADDRESS", ""], &rows)
+                table(&["NAME", "ADDRESS", ""], members.iter().map(row))
             }),
             Cluster::Revoke(revoke) => {
                 let request = floe_api::ClusterRevoke { name: revoke.name };

@@ -153,5 +153,5 @@ fn describe(report: &DoctorReport) -> String {
         (0, n) => format!("floe works here; warnings: {n}"),
         (n, _) => format!("floe cannot work here; missing: {n}"),
     };
-    table(&["CHECK", "STATUS", "FOUND"], &rows) + &format!("\n{verdict}\n")
+    table(&["CHECK", "STATUS", "FOUND"], rows) + &format!("\n{verdict}\n")
 }

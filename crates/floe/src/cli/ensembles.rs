@@ -158,7 +158,6 @@ fn told(ensemble: &EnsembleReport) -> String {
             failed.map(|why| why.message.clone()).unwrap_or_default(),
         ]
     };
-    let rows: Vec<_> = ensemble.machines.iter().map(row).collect();
     table(
         &[
             "NAME",
@@ -170,7 +169,7 @@ fn told(ensemble: &EnsembleReport) -> String {
             ">READY MS",
             "FAILED",
         ],
-        &rows,
+        ensemble.machines.iter().map(row),
     )
 }
 

@@ -194,8 +194,8 @@ fn told(fork: &floe_api::ForkReport, outcome: &floe_api::Outcome) -> String {
             clone.detail.clone(),
         ]
     };
-    let rows: Vec<_> = fork.clones.iter().map(row).collect();
-    let mut text = table(&["NAME", ">CLONE", "STATE", "HOST", ">MS", ""], &rows);
+    let titles = ["NAME", ">CLONE", "STATE", "HOST", ">MS", ""];
+    let mut text = table(&titles, fork.clones.iter().map(row));
     text += &format!("\n{} of {} run", fork.running, fork.asked);
     if let Some(pause_ms) = outcome.pause_ms {
         text += &format!("; {} stood still for {pause_ms:.0} ms", fork.parent);
@@ -249,9 +249,8 @@ impl Hosts {
                     host.detail.clone(),
                 ]
             };
-            let rows: Vec<_> = list.hosts.iter().map(row).collect();
             let head = ["NAME", "ADDRESS", ">CLONES", ">CPUS", ">MEMORY", ""];
-            table(&head, &rows)
+            table(&head, list.hosts.iter().map(row))
         })
     }
 }
@@ -272,7 +271,7 @@ impl Family {
         cx.out.value(&family, |family| {
             let mut rows = Vec::new();
             tree(family, 0, &mut rows);
-            table(&["NAME", ">CLONE", "STATUS", "HOST", "NEEDS", ""], &rows)
+            table(&["NAME", ">CLONE", "STATUS", "HOST", "NEEDS", ""], rows)
         })
     }
 }

@@ -325,10 +325,8 @@ impl QuotaArgs {
                     of(&u.traces, |n| n.to_string()),
                 ]
             };
-            table(
-                &["USER", ">STORED", ">IMAGES", ">TRACES"],
-                &list.users.iter().map(row).collect::<Vec<_>>(),
-            )
+            let titles = ["USER", ">STORED", ">IMAGES", ">TRACES"];
+            table(&titles, list.users.iter().map(row))
         })
     }
 }
@@ -349,10 +347,7 @@ impl Token {
                     .collect();
                 cx.out.value(&Users { users }, |list| {
                     let row = |u: &User| vec![u.user.clone(), u.tokens.to_string()];
-                    table(
-                        &["USER", ">TOKENS"],
-                        &list.users.iter().map(row).collect::<Vec<_>>(),
-                    )
+                    table(&["USER", ">TOKENS"], list.users.iter().map(row))
                 })
             }
             Token::Revoke { user, hub } => {

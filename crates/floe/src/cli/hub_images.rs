@@ -114,12 +114,11 @@ fn listing(images: &[ImageEntry]) -> String {
             age(image.pushed_unix_s),
         ]
     };
-    let rows: Vec<_> = images.iter().map(row).collect();
     let mut text = table(
         &[
             "NAME", "ID", "OWNER", "READABLE", ">CONTENT", ">STORED", ">PUSHED",
         ],
-        &rows,
+        images.iter().map(row),
     );
     for image in images.iter().filter(|image| image.damaged) {
         let name = image.names.first().cloned();

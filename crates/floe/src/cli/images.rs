@@ -323,10 +323,9 @@ fn listing(images: &[floe_api::ImageSummary]) -> String {
             age(image.created_unix_s),
         ]
     };
-    let rows: Vec<_> = images.iter().map(row).collect();
     table(
         &["NAME", "ID", "STATE", ">SIZE", ">OWN", ">SHARED", ">AGE"],
-        &rows,
+        images.iter().map(row),
     )
 }
 
@@ -339,11 +338,10 @@ fn describe(image: &floe_api::ImageDetail) -> String {
         .iter()
         .map(|(k, v)| format!("{k}={v}"))
         .collect();
-    let regions: Vec<_> = image
+    let regions = image
         .regions
         .iter()
-        .map(|r| vec![r.name.clone(), bytes(r.bytes), r.segments.to_string()])
-        .collect();
+        .map(|r| vec![r.name.clone(), bytes(r.bytes), r.segments.to_string()]);
     let mut pairs = vec![
         ("id", s.id.clone()),
         ("names", s.names.join(", ")),
@@ -397,7 +395,7 @@ fn describe(image: &floe_api::ImageDetail) -> String {
     let devices = image.devices.iter().enumerate();
     pairs.extend(devices.map(|(n, device)| (if n == 0 { "devices" } else { "" }, device.clone())));
     pairs.push(("labels", labels.join(" ")));
-    fields(&pairs) + "\n" + &table(&["REGION", ">SIZE", ">SEGMENTS"], &regions)
+    fields(&pairs) + "\n" + &table(&["REGION", ">SIZE", ">SEGMENTS"], regions)
 }
 
 /// Returns the word for a choice that `floe run` takes; nothing for the default.

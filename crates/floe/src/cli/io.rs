@@ -133,7 +133,7 @@ fn learned(list: &IoList) -> String {
         ">INTERACTIVE",
         "BELIEVED",
     ];
-    text + &table(&titles, &rows.collect::<Vec<_>>())
+    text + &table(&titles, rows)
 }
 
 fn of_machine<'a>(report: &'a IoReport, name: &str) -> Result<&'a IoMachine, CliError> {
@@ -206,7 +206,7 @@ fn at_disk(machines: &[IoMachine]) -> String {
     ];
     format!(
         "\n{}The last three: median and 99th percentile of the time from a request to its answer.\n",
-        table(&titles, &rows.collect::<Vec<_>>())
+        table(&titles, rows)
     )
 }
 
@@ -258,7 +258,7 @@ fn link(link: &IoLink) -> String {
     ];
     format!(
         "\n{head}{}The last three: how many were served, and in what time, as above.\n",
-        table(&titles, &rows.collect::<Vec<_>>())
+        table(&titles, rows)
     )
 }
 
@@ -416,7 +416,7 @@ fn who(machine: &IoMachine) -> String {
         ">AGO",
         "WHY",
     ];
-    format!("\n{}", table(&titles, &rows.collect::<Vec<_>>()))
+    format!("\n{}", table(&titles, rows))
 }
 
 #[cfg(test)]

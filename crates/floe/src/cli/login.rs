@@ -267,10 +267,7 @@ impl Login {
                     false => "",
                 };
                 let row = |entry: &Entry| vec![entry.hub.to_string(), how(entry).to_owned()];
-                table(
-                    &["HUB", "SENT"],
-                    &entries.hubs.iter().map(row).collect::<Vec<_>>(),
-                )
+                table(&["HUB", "SENT"], entries.hubs.iter().map(row))
             });
         };
         let hub = hub_of(address)?;

@@ -345,7 +345,7 @@ fn stages(stages: &[(String, f64)], total_ms: f64) -> String {
         rows.push(vec!["other".into(), format!("{other:.1}")]);
     }
     rows.push(vec!["total".into(), format!("{total_ms:.1}")]);
-    table(&["STAGE", ">MS"], &rows)
+    table(&["STAGE", ">MS"], rows)
 }
 
 /// Attach this terminal to a machine's serial console

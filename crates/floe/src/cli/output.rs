@@ -72,14 +72,14 @@ impl Output {
 
 /// Aligns columns, two spaces apart; columns whose title begins with `>` are right-aligned. An empty table consists of
 /// its titles.
-pub fn table(titles: &[&str], rows: &[Vec<String>]) -> String {
+pub fn table(titles: &[&str], rows: impl IntoIterator<Item = Vec<String>>) -> String {
     let right: Vec<bool> = titles.iter().map(|t| t.starts_with('>')).collect();
     let titles: Vec<String> = titles
         .iter()
         .map(|t| t.trim_start_matches('>').to_owned())
         .collect();
-    let shown = |row: &Vec<String>| row.iter().map(|cell| visible::line(cell)).collect();
-    let rows: Vec<Vec<String>> = rows.iter().map(shown).collect();
+    let shown = |row: Vec<String>| row.iter().map(|cell| visible::line(cell)).collect();
+    let rows: Vec<Vec<String>> = rows.into_iter().map(shown).collect();
     let width = |column: usize| {
         let cells = rows.iter().chain([&titles]).filter_map(|r| r.get(column));
         cells.map(|c| c.chars().count()).max().unwrap_or(0)
@@ -160,16 +160,16 @@ mod tests {
             vec!["größer".into(), "12 KiB".into(), String::new()],
         ];
         assert_eq!(
-            table(&["NAME", ">SIZE", "P"], &rows),
+            table(&["NAME", ">SIZE", "P"], rows),
             "NAME       SIZE  P\nweb     1.0 GiB  x\ngrößer   12 KiB\n"
         );
-        assert_eq!(table(&["NAME", ">SIZE"], &[]), "NAME  SIZE\n");
+        assert_eq!(table(&["NAME", ">SIZE"], []), "NAME  SIZE\n");
     }
 
     #[test]
     fn a_cell_that_a_stranger_wrote_stays_a_cell() {
         let row = vec!["a\u{1b}[2K\nfake  1 GiB".into(), "x".into()];
-        let shown = table(&["NAME", "P"], &[row]);
+        let shown = table(&["NAME", "P"], [row]);
         assert_eq!(
             shown,
             "NAME                     P\na\\x1b[2K\\x0afake  1 GiB  x\n"

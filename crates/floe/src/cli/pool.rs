@@ -286,7 +286,7 @@ fn told(activated: &ActivateReport) -> String {
         ">HAS ITS SIZE MS",
         "",
     ];
-    let mut text = table(&head, &rows);
+    let mut text = table(&head, rows);
     for machine in &activated.machines {
         let disks = machine.disks.iter();
         text.extend(disks.map(|disk| attach::told(&machine.name, disk)));
@@ -451,10 +451,9 @@ fn list(list: &SubstrateList) -> String {
             age(substrate.docked_unix_s),
         ]
     };
-    let rows: Vec<_> = list.substrates.iter().map(row).collect();
     table(
         &["NAME", "MACHINE", "VISIBLE", ">RAM", ">POOL", "IN", ">AGE"],
-        &rows,
+        list.substrates.iter().map(row),
     )
 }
 

@@ -104,10 +104,9 @@ pub(super) fn list(cx: &Context, address: &str, access: &Access) -> Result<(), C
                 age(one.docked_unix_s),
             ]
         };
-        let rows: Vec<_> = list.substrates.iter().map(row).collect();
         table(
             &["NAME", "MACHINE", "OWNER", "VISIBLE", ">RAM", "IN", ">AGE"],
-            &rows,
+            list.substrates.iter().map(row),
         )
     })
 }

@@ -87,7 +87,7 @@ fn listing(report: &PruneReport, verb: &str) -> String {
         0 => found + report.cache_bytes,
         freed => freed,
     };
-    let mut text = table(&["KIND", "NAME", ">SIZE"], &rows);
+    let mut text = table(&["KIND", "NAME", ">SIZE"], rows);
     text += &format!("{verb} {}\n", bytes(sum));
     for problem in &report.problems {
         text += &format!("not removed: {problem}\n");

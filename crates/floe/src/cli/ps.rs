@@ -72,12 +72,11 @@ fn listing(machines: &[floe_api::MachineInfo]) -> String {
             ),
         ]
     };
-    let rows: Vec<_> = machines.iter().map(row).collect();
     table(
         &[
             "NAME", "STATUS", "IMAGE", ">CPUS", ">MEMORY", ">AGE", "PORTS", "DETAIL",
         ],
-        &rows,
+        machines.iter().map(row),
     )
 }
 

@@ -80,7 +80,6 @@ fn status(report: &SchedReport) -> String {
     if report.machines.is_empty() {
         return text;
     }
-    let rows = report.machines.iter().map(row);
     text.push('\n');
     let titles = [
         "MACHINE",
@@ -91,7 +90,7 @@ fn status(report: &SchedReport) -> String {
         ">STEAL",
         "STATE",
     ];
-    text + &table(&titles, &rows.collect::<Vec<_>>())
+    text + &table(&titles, report.machines.iter().map(row))
 }
 
 fn row(machine: &SchedMachine) -> Vec<String> {

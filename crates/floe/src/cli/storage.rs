@@ -35,10 +35,7 @@ impl Mount {
         let (Some(image), Some(dir)) = (self.image, self.dir) else {
             return cx.out.value(&client.mounts()?, |list| {
                 let row = |m: &floe_api::MountInfo| vec![short(&m.image), m.path.clone()];
-                table(
-                    &["IMAGE", "DIRECTORY"],
-                    &list.mounts.iter().map(row).collect::<Vec<_>>(),
-                )
+                table(&["IMAGE", "DIRECTORY"], list.mounts.iter().map(row))
             });
         };
         let from = args::image(&image)?;

@@ -214,7 +214,6 @@ fn status(report: &SwarmReport) -> String {
     if report.swarms.is_empty() {
         return text + "This node is in no swarm: it runs no image of a hub, or must not.\n";
     }
-    let rows: Vec<_> = report.swarms.iter().map(row).collect();
     let titles = [
         "IMAGE",
         "MACHINES",
@@ -227,7 +226,7 @@ fn status(report: &SwarmReport) -> String {
         ">TO THEM",
     ];
     text.push('\n');
-    text += &table(&titles, &rows);
+    text += &table(&titles, report.swarms.iter().map(row));
     text.push('\n');
     for swarm in &report.swarms {
         for said in [&swarm.why, &measured(swarm), &lent(swarm), &swarm.trouble] {
@@ -362,7 +361,7 @@ fn peers(report: &SwarmReport) -> String {
     let titles = [
         "IMAGE", "NODE", "ADDRESS", "STATE", ">HAS", ">FROM IT", ">TO IT",
     ];
-    table(&titles, &rows)
+    table(&titles, rows)
 }
 
 #[cfg(test)]

@@ -254,13 +254,12 @@ fn text(seen: &Look) -> String {
             steal,
         ]
     };
-    let rows: Vec<_> = seen.machines.iter().map(row).collect();
     table(
         &[
             "NAME", "STATE", ">CPU", ">RATE", ">FETCHED", ">MISSES", ">RATIO", ">AHEAD", ">PAUSES",
             ">STACKED", ">LAG", ">STEAL",
         ],
-        &rows,
+        seen.machines.iter().map(row),
     )
 }
 

@@ -162,7 +162,6 @@ fn listing(list: &floe_api::TraceList) -> String {
             bytes(t.summary.bytes),
         ]
     };
-    let rows: Vec<_> = list.traces.iter().map(row).collect();
     let titles = [
         "TRACE",
         "FROM",
@@ -173,7 +172,7 @@ fn listing(list: &floe_api::TraceList) -> String {
         ">WAITED",
         ">SIZE",
     ];
-    let mut text = table(&titles, &rows);
+    let mut text = table(&titles, list.traces.iter().map(row));
     for model in &list.models {
         let state = if model.current {
             "of these traces"
@@ -204,11 +203,10 @@ fn describe(t: &floe_api::TraceDetail) -> String {
         count => BARS[((count - 1) * BARS.len() as u64 / most) as usize % BARS.len()],
     };
     let picture: String = t.accesses_over_time.iter().map(bar).collect();
-    let regions: Vec<_> = t
+    let regions = t
         .regions
         .iter()
-        .map(|r| vec![r.region.clone(), r.chunks.to_string(), bytes(r.bytes)])
-        .collect();
+        .map(|r| vec![r.region.clone(), r.chunks.to_string(), bytes(r.bytes)]);
     let mut text = fields(&[
         ("trace", s.hash.clone()),
         ("from", t.entry.uploader.clone().unwrap_or_default()),
@@ -225,7 +223,7 @@ fn describe(t: &floe_api::TraceDetail) -> String {
         ("over time", format!("|{picture}|")),
     ]);
     text += "\n";
-    text += &table(&["REGION", ">CHUNKS", ">BYTES"], &regions);
+    text += &table(&["REGION", ">CHUNKS", ">BYTES"], regions);
     text
 }
 

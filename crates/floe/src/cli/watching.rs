@@ -299,7 +299,7 @@ fn text(seen: &Look) -> String {
             shown.extend([row.received_bytes_s, row.sent_bytes_s].map(per_s));
         }
     }
-    table(&titles, &rows)
+    table(&titles, rows)
 }
 
 #[cfg(test)]
