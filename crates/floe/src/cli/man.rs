@@ -9,7 +9,7 @@ use clap_mangen::{
 };
 
 use super::error::CliError;
-use super::{Context, args};
+use super::{Context, args, description};
 
 /// Write the manual pages, one for each command, as floe.1, floe-run.1 and so on
 #[derive(Debug, Args)]
@@ -25,11 +25,11 @@ pub struct Manual {
 }
 
 impl Manual {
-    pub(super) fn run(self, cx: &Context, floe: Command) -> Result<(), CliError> {
+    pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let to = &self.directory;
         std::fs::create_dir_all(to).map_err(|e| CliError::file("make", to, e))?;
         let mut count = 0;
-        for (file, text) in pages(floe) {
+        for (file, text) in pages(description()) {
             let path = to.join(file);
             std::fs::write(&path, text).map_err(|e| CliError::file("write", &path, e))?;
             count += 1;

@@ -66,7 +66,7 @@ mod watching;
 
 use std::ffi::OsString;
 use std::path::PathBuf;
-use std::process::ExitCode;
+use std::process::{ExitCode, Termination};
 
 use clap::{ArgAction, Args, CommandFactory, FromArgMatches, Parser, Subcommand};
 
@@ -111,8 +111,46 @@ struct Global {
     socket: Option<PathBuf>,
 }
 
-#[derive(Debug, Subcommand)]
-enum Command {
+/// Makes the list of commands, and `run`, which runs one of them. Its own `run` returns the exit code, or nothing if that is always 0.
+macro_rules! commands {
+    ($($(#[$($note:tt)+])* $name:ident($($kind:tt)+),)+) => {
+        #[derive(Debug, Subcommand)]
+        enum Command {
+            $($(#[$($note)+])* $name($($kind)+),)+
+            /// Holds the mount's descriptors while a node is replaced
+            #[command(
+                hide = true,
+                after_help = "Example: started by the node\n  floe supervisor /run/floe/supervisor.sock"
+            )]
+            Supervisor {
+                /// Its socket
+                socket: PathBuf,
+            },
+            /// Becomes QEMU, confined
+            #[command(
+                hide = true,
+                after_help = "Example: started by the node\n  floe exec-qemu --dir DIR -- qemu-system-x86_64"
+            )]
+            ExecQemu {
+                /// Options, --, QEMU and its arguments
+                #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
+                args: Vec<OsString>,
+            },
+        }
+
+        fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
+            Ok(match command {
+                $(Command::$name(command) => command.run(cx)?.report(),)+
+                Command::Supervisor { .. } | Command::ExecQemu { .. } => {
+                    let why = "this command is the node's own and was not called the way the node calls it";
+                    return Err(CliError::usage(why, "see its --help"));
+                }
+            })
+        }
+    };
+}
+
+commands! {
     Up(daemon::Up),
     Node(daemon::Node),
     Down(daemon::Down),
@@ -195,25 +233,6 @@ enum Command {
     Completions(completions::Completions),
     #[command(name = "man")]
     Manual(man::Manual),
-    /// Holds the mount's descriptors while a node is replaced
-    #[command(
-        hide = true,
-        after_help = "Example: started by the node\n  floe supervisor /run/floe/supervisor.sock"
-    )]
-    Supervisor {
-        /// Its socket
-        socket: PathBuf,
-    },
-    /// Becomes QEMU, confined
-    #[command(
-        hide = true,
-        after_help = "Example: started by the node\n  floe exec-qemu --dir DIR -- qemu-system-x86_64"
-    )]
-    ExecQemu {
-        /// Options, --, QEMU and its arguments
-        #[arg(trailing_var_arg = true, allow_hyphen_values = true)]
-        args: Vec<OsString>,
-    },
 }
 
 /// What every command gets.
@@ -319,85 +338,6 @@ fn explained(error: clap::Error) -> clap::Error {
         ),
         _ => error,
     }
-}
-
-fn run(command: Command, cx: &Context) -> Result<ExitCode, CliError> {
-    match command {
-        Command::Up(c) => c.run(cx)?,
-        Command::Node(c) => c.run(cx)?,
-        Command::Down(c) => c.run(cx)?,
-        Command::Open(c) => c.run(cx)?,
-        Command::Hub(c) => c.run(cx)?,
-        Command::Image(c) => return c.run(cx),
-        Command::Run(c) => return c.run(cx),
-        Command::Ps(c) => c.run(cx)?,
-        Command::Console(c) => c.run(cx)?,
-        Command::Exec(c) => return c.run(cx),
-        Command::Cp(c) => c.run(cx)?,
-        Command::Ssh(c) => c.run(cx)?,
-        Command::Agent(c) => c.run(cx)?,
-        Command::Dial(c) => return c.run(cx),
-        Command::Screenshot(c) => c.run(cx)?,
-        Command::Logs(c) => c.run(cx)?,
-        Command::Capture(c) => c.run(cx)?,
-        Command::Dock(c) => c.run(cx)?,
-        Command::Activate(c) => return c.run(cx),
-        Command::Pool(c) => return c.run(cx),
-        Command::Stop(c) => return c.run(cx),
-        Command::Start(c) => c.run(cx)?,
-        Command::Restart(c) => return c.run(cx),
-        Command::Rollback(c) => c.run(cx)?,
-        Command::Wait(c) => return c.run(cx),
-        Command::Rename(c) => c.run(cx)?,
-        Command::Resize(c) => c.run(cx)?,
-        Command::Independent(c) => c.run(cx)?,
-        Command::Attach(c) => c.run(cx)?,
-        Command::Detach(c) => c.run(cx)?,
-        Command::Disk(c) => c.run(cx)?,
-        Command::Park(c) => return c.run(cx),
-        Command::Wake(c) => return c.run(cx),
-        Command::Move(c) => return c.run(cx),
-        Command::Recall(c) => return c.run(cx),
-        Command::Type(c) => c.run(cx)?,
-        Command::Offload(c) => return c.run(cx),
-        Command::Sync(c) => return c.run(cx),
-        Command::Pair(c) => c.run(cx)?,
-        Command::Advise(c) => c.run(cx)?,
-        Command::Drain(c) => return c.run(cx),
-        Command::Pause(c) => return c.run(cx),
-        Command::Resume(c) => return c.run(cx),
-        Command::Rm(c) => return c.run(cx),
-        Command::Forward(c) => c.run(cx)?,
-        Command::Limit(c) => c.run(cx)?,
-        Command::Io(c) => c.run(cx)?,
-        Command::Sched(c) => c.run(cx)?,
-        Command::Top(c) => c.run(cx)?,
-        Command::Stats(c) => c.run(cx)?,
-        Command::Events(c) => c.run(cx)?,
-        Command::Trace(c) => c.run(cx)?,
-        Command::Cluster(c) => c.run(cx)?,
-        Command::Fork(c) => c.run(cx)?,
-        Command::Family(c) => c.run(cx)?,
-        Command::Hosts(c) => c.run(cx)?,
-        Command::Kill(c) => return c.run(cx),
-        Command::Login(c) => c.run(cx)?,
-        Command::Logout(c) => c.run(cx)?,
-        Command::Push(c) => c.run(cx)?,
-        Command::Pull(c) => c.run(cx)?,
-        Command::Swarm(c) => c.run(cx)?,
-        Command::Mount(c) => c.run(cx)?,
-        Command::Unmount(c) => c.run(cx)?,
-        Command::Cache(c) => return c.run(cx),
-        Command::Prune(c) => return c.run(cx),
-        Command::Doctor(c) => return c.run(cx),
-        Command::Completions(c) => c.run(cx)?,
-        Command::Manual(c) => c.run(cx, description())?,
-        Command::Supervisor { .. } | Command::ExecQemu { .. } => {
-            let why = "this command is the node's own and was not called the way the node calls it";
-            return Err(CliError::usage(why, "see its --help"));
-        }
-    }
-    Ok(ExitCode::SUCCESS)
 }
 
 #[cfg(test)]
