@@ -64,10 +64,8 @@ impl Attach {
         let (name, request) = new_disk(disk, self.format)?;
         let events = client.attach_disk(machine, &name, &request)?;
         let done = progress::follow(cx.out, events)?;
-        match done.outcome.disk.filter(|_| !cx.out.json) {
-            Some(attached) => cx.out.text(&told(machine, &attached)),
-            None => Ok(()),
-        }
+        let disk = done.outcome.disk;
+        disk.map_or(Ok(()), |disk| cx.out.text(&told(machine, &disk)))
     }
 }
 

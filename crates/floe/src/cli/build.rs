@@ -128,9 +128,6 @@ impl Debian {
                 let done =
                     progress::follow(cx.out, Client::connect(&cx.socket)?.import(&request)?)?;
                 work.remove();
-                if cx.out.json {
-                    return Ok(());
-                }
                 let took = seconds(began.elapsed().as_secs_f64() * 1000.0);
                 cx.out.text(&stored(&done.outcome, "built"))?;
                 let name = &self.name;

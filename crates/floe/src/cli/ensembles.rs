@@ -105,9 +105,7 @@ impl Ensemble {
                 "the node told no result",
             ));
         };
-        if !cx.out.json {
-            cx.out.text(&told(ensemble))?;
-        }
+        cx.out.text(&told(ensemble))?;
         ended(cx, ensemble)
     }
 }

@@ -115,9 +115,7 @@ fn begun(
     let Some(fork) = &done.outcome.fork else {
         return Err(CliError::failed("the fork", "the node told no result"));
     };
-    if !cx.out.json {
-        cx.out.text(&told(fork, &done.outcome))?;
-    }
+    cx.out.text(&told(fork, &done.outcome))?;
     Ok(fork.clone())
 }
 

@@ -275,9 +275,6 @@ impl Import {
             labels: self.label.into_iter().collect(),
         };
         let done = progress::follow(cx.out, cx.client()?.import(&request)?)?;
-        if cx.out.json {
-            return Ok(());
-        }
         let agent = done.outcome.agent.as_ref().map(agent_line);
         let text = stored(&done.outcome, "imported") + &agent.unwrap_or_default();
         cx.out.text(&text)
@@ -412,9 +409,6 @@ impl Optimize {
             traces: files.collect::<Result<_, _>>()?,
         };
         let done = progress::follow(cx.out, cx.client()?.optimize(&request)?)?;
-        if cx.out.json {
-            return Ok(());
-        }
         let report = done.outcome.optimized.unwrap_or_default();
         let took = seconds(done.outcome.total_ms);
         cx.out.text(&laid_out(&self.image, &report, &took))
@@ -497,9 +491,6 @@ impl Export {
             force: self.force,
         };
         let done = progress::follow(cx.out, cx.client()?.export(&request)?)?;
-        if cx.out.json {
-            return Ok(());
-        }
         let path = done.outcome.path.unwrap_or(request.path);
         cx.out.text(&format!(
             "{} written to {path} in {}\n",

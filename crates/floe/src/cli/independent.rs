@@ -66,9 +66,6 @@ impl Independent {
         };
         let events = cx.client()?.independent(&self.machine, &request)?;
         let done = progress::follow(cx.out, events)?;
-        if cx.out.json {
-            return Ok(());
-        }
         let machine = done.outcome.machine;
         let now = machine.and_then(|machine| machine.independence);
         cx.out.text(&told(&self.machine, now.as_ref()))

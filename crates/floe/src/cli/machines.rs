@@ -310,9 +310,6 @@ pub(super) fn started(
 ) -> Result<Option<String>, CliError> {
     let done = progress::follow(cx.out, events)?;
     let name = done.outcome.machine.as_ref().map(|m| m.name.clone());
-    if cx.out.json {
-        return Ok(name);
-    }
     let mut text = String::new();
     if let Some(m) = &done.outcome.machine {
         let how = if m.restored { "goes on" } else { "has started" };
@@ -494,9 +491,6 @@ impl Capture {
             labels: self.label.into_iter().collect(),
         };
         let done = progress::follow(cx.out, cx.client()?.capture(&self.machine, &request)?)?;
-        if cx.out.json {
-            return Ok(());
-        }
         cx.out.text(&stored(&done.outcome, "captured"))
     }
 }

@@ -80,9 +80,6 @@ impl Move {
         };
         let turns = Turns::take(cx, &names, |client, name| {
             let done = progress::follow(cx.out, client.move_machine(name, &request)?)?;
-            if cx.out.json {
-                return Ok::<_, CliError>(());
-            }
             cx.out.text(&match done.outcome.moved {
                 Some(moved) => told(name, &moved),
                 None => format!("{name} is this node's again\n"),
@@ -159,9 +156,6 @@ impl Recall {
                 false => client.recall(name, &request)?,
             };
             let done = progress::follow(cx.out, events)?;
-            if cx.out.json {
-                return Ok::<_, CliError>(());
-            }
             let is_parked = |machine: MachineInfo| machine.status == MachineStatus::Parked;
             let more = match done.outcome.machine.is_some_and(is_parked) {
                 true => format!(", and is parked: floe wake {name} lets it go on"),
@@ -207,9 +201,6 @@ impl Recall {
                 error.0.message = format!("{} (its results are in {dir})", error.0.message);
                 error
             })?;
-            if cx.out.json {
-                return Ok::<_, CliError>(());
-            }
             cx.out
                 .text(&format!("the results of {clone} are in {dir}\n"))
         })?;
@@ -274,7 +265,7 @@ impl Drain {
             true => other_members(&client)?,
             false => self.to.clone(),
         };
-        if names.is_empty() && !cx.out.json {
+        if names.is_empty() {
             cx.out
                 .text("no machine of this host has anything to lose\n")?;
         }
@@ -306,7 +297,7 @@ impl Drain {
             let done = progress::follow(cx.out, client.move_machine(name, &request)?);
             match done {
                 Ok(done) => {
-                    let moved = done.outcome.moved.filter(|_| !cx.out.json);
+                    let moved = done.outcome.moved;
                     return moved.map_or(Ok(()), |moved| cx.out.text(&told(name, &moved)));
                 }
                 // another may have it; what was given to this one is not offered to another

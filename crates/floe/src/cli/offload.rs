@@ -102,9 +102,7 @@ impl Offload {
         request: &MoveRequest,
     ) -> Result<(), CliError> {
         let done = progress::follow(cx.out, client.move_machine(name, request)?)?;
-        if !cx.out.json {
-            cx.out.text(&told(name, &done.outcome))?;
-        }
+        cx.out.text(&told(name, &done.outcome))?;
         let wants_more = self.cpus.is_some() || self.memory.is_some();
         match done.outcome.resized {
             Some(resized) => match resized.short.into_iter().next() {
@@ -185,9 +183,6 @@ impl SyncCommand {
         };
         let turns = Turns::take(cx, &self.machines, |client, name| {
             let done = progress::follow(cx.out, client.sync(name, &request)?)?;
-            if cx.out.json {
-                return Ok::<_, CliError>(());
-            }
             cx.out.text(&match done.outcome.synced {
                 Some(synced) => told_of(name, &synced),
                 None => format!("{name} is no longer synced by itself\n"),

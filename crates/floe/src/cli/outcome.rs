@@ -15,18 +15,16 @@ pub(super) fn verified(
         .outcome
         .verify
         .unwrap_or_default();
-    if !cx.out.json {
-        let mut text: String = report
-            .problems
-            .iter()
-            .map(|p| format!("bad: {p}\n"))
-            .collect();
-        text += &match report.problems.len() {
-            0 => format!("{} items checked, all intact\n", report.checked),
-            n => format!("{} items checked, {n} bad\n", report.checked),
-        };
-        cx.out.text(&text)?;
-    }
+    let mut text: String = report
+        .problems
+        .iter()
+        .map(|p| format!("bad: {p}\n"))
+        .collect();
+    text += &match report.problems.len() {
+        0 => format!("{} items checked, all intact\n", report.checked),
+        n => format!("{} items checked, {n} bad\n", report.checked),
+    };
+    cx.out.text(&text)?;
     Ok(match report.problems.is_empty() {
         true => ExitCode::SUCCESS,
         false => ExitCode::FAILURE,

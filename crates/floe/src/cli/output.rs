@@ -54,8 +54,11 @@ impl Output {
         }
     }
 
-    /// Writes text, parts of which strangers may have written.
+    /// Writes text for people, parts of which strangers may have written. With JSON nothing: there the events have said it.
     pub fn text(self, text: &str) -> Result<(), CliError> {
+        if self.json {
+            return Ok(());
+        }
         self.bytes(visible::text(text).as_bytes())
     }
 

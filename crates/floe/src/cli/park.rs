@@ -44,9 +44,6 @@ impl Park {
         };
         let turns = Turns::take(cx, &self.machines, |client, name| {
             let done = progress::follow(cx.out, client.park(name, &query)?)?;
-            if cx.out.json {
-                return Ok(());
-            }
             let mut text = format!("{name} is parked");
             if let (Some(stored), Some(ms)) = (done.outcome.stored, done.outcome.pause_ms) {
                 let size = bytes(stored.new_bytes_compressed);

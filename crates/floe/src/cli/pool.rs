@@ -81,26 +81,16 @@ impl Dock {
         let Some(substrate) = &done.outcome.substrate else {
             return Err(CliError::failed("the dock", "the node told no result"));
         };
-        if cx.out.json {
-            return Ok(());
-        }
-        if self.convert {
-            return cx.out.text(&format!(
-                "docked {} as {}: {} of memory are {} in the pool; the machine is gone\n",
-                self.machine,
-                substrate.name,
-                bytes(substrate.memory_bytes),
-                bytes(substrate.pool_bytes),
-            ));
-        }
-        let pause = done.outcome.pause_ms.unwrap_or_default();
+        let (machine, pause) = (&self.machine, done.outcome.pause_ms.unwrap_or_default());
+        let now = match self.convert {
+            true => "the machine is gone".to_owned(),
+            false => format!("{machine} stood still for {pause:.0} ms"),
+        };
         cx.out.text(&format!(
-            "docked {} as {}: {} of memory are {} in the pool; {} stood still for {pause:.0} ms\n",
-            self.machine,
+            "docked {machine} as {}: {} of memory are {} in the pool; {now}\n",
             substrate.name,
             bytes(substrate.memory_bytes),
             bytes(substrate.pool_bytes),
-            self.machine,
         ))
     }
 }
@@ -228,9 +218,7 @@ impl Activate {
                 "the node told no result",
             ));
         };
-        if !cx.out.json {
-            cx.out.text(&told(activated))?;
-        }
+        cx.out.text(&told(activated))?;
         let running = activated.machines.len() as u32;
         if running != self.count {
             return Err(CliError::new(

@@ -65,9 +65,6 @@ pub struct Import {
 }
 
 fn told(cx: &Context, what: &str, outcome: &Outcome) -> Result<(), CliError> {
-    if cx.out.json {
-        return Ok(());
-    }
     let of = outcome.transfer.clone().unwrap_or_default();
     cx.out.text(&format!(
         "{what}: {} moved, {} were there\n",

@@ -43,9 +43,7 @@ impl PruneArgs {
                 cx.out.value(&found, |found| listing(found, "would free"))?;
                 return Ok(ExitCode::SUCCESS);
             }
-            if !cx.out.json {
-                cx.out.text(&listing(&found, "would free"))?;
-            }
+            cx.out.text(&listing(&found, "would free"))?;
             if !confirm::agrees("Remove them?")? {
                 return Err(CliError::new(
                     ErrorCode::Cancelled,

@@ -54,9 +54,7 @@ pub(super) fn resized(
 ) -> Result<(), CliError> {
     let done = progress::follow(cx.out, client.resize(machine, request)?)?;
     let report = done.outcome.resized.unwrap_or_default();
-    if !cx.out.json {
-        cx.out.text(&told(machine, &report))?;
-    }
+    cx.out.text(&told(machine, &report))?;
     let mut short = report.short.into_iter().map(CliError);
     let Some(first) = short.next() else {
         return Ok(());

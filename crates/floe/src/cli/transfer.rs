@@ -158,9 +158,6 @@ impl Copy {
 }
 
 fn report(cx: &Context, what: &str, outcome: &floe_api::Outcome) -> Result<(), CliError> {
-    if cx.out.json {
-        return Ok(());
-    }
     let t = outcome.transfer.clone().unwrap_or_default();
     let resumed = if t.resumed {
         ", went on after a cut"
