@@ -9,7 +9,7 @@ use clap::Args;
 
 use super::error::CliError;
 use super::output::table;
-use super::{Context, progress};
+use super::{Context, outcome, progress};
 use floe_api::{
     ENSEMBLE_FILE_BYTES_MAX, EnsembleMachine, EnsembleReport, EnsembleRequest, ErrorCode,
     InEnsemble,
@@ -99,14 +99,9 @@ impl Ensemble {
             };
             CliError::new(error.code, message, error.fix)
         })?;
-        let Some(ensemble) = &done.outcome.ensemble else {
-            return Err(CliError::failed(
-                "the activation",
-                "the node told no result",
-            ));
-        };
-        cx.out.text(&told(ensemble))?;
-        ended(cx, ensemble)
+        let ensemble = outcome::result(done.outcome.ensemble, "the activation")?;
+        cx.out.text(&told(&ensemble))?;
+        ended(cx, &ensemble)
     }
 }
 

@@ -8,7 +8,7 @@ use clap::Args;
 use super::error::CliError;
 use super::output::{bytes, table, until};
 use super::power::Turns;
-use super::{Context, args, progress, ps};
+use super::{Context, args, outcome, progress, ps};
 use floe_api::client::{Client, ClientError};
 use floe_api::{CloneState, ErrorCode};
 
@@ -112,11 +112,9 @@ fn begun(
     request: &floe_api::ForkRequest,
 ) -> Result<floe_api::ForkReport, CliError> {
     let done = progress::follow(cx.out, client.fork(machine, request)?)?;
-    let Some(fork) = &done.outcome.fork else {
-        return Err(CliError::failed("the fork", "the node told no result"));
-    };
-    cx.out.text(&told(fork, &done.outcome))?;
-    Ok(fork.clone())
+    let fork = outcome::result(done.outcome.fork, "the fork")?;
+    cx.out.text(&told(&fork, done.outcome.pause_ms))?;
+    Ok(fork)
 }
 
 /// Does so, and fails unless all clones run.
@@ -180,7 +178,7 @@ fn complete(fork: &floe_api::ForkReport) -> Result<(), CliError> {
     ))
 }
 
-fn told(fork: &floe_api::ForkReport, outcome: &floe_api::Outcome) -> String {
+fn told(fork: &floe_api::ForkReport, pause_ms: Option<f64>) -> String {
     let row = |clone: &floe_api::CloneInfo| {
         let time = clone.running_ms.map(|ms| format!("{ms:.0}"));
         vec![
@@ -195,7 +193,7 @@ fn told(fork: &floe_api::ForkReport, outcome: &floe_api::Outcome) -> String {
     let titles = ["NAME", ">CLONE", "STATE", "HOST", ">MS", ""];
     let mut text = table(&titles, fork.clones.iter().map(row));
     text += &format!("\n{} of {} run", fork.running, fork.asked);
-    if let Some(pause_ms) = outcome.pause_ms {
+    if let Some(pause_ms) = pause_ms {
         text += &format!("; {} stood still for {pause_ms:.0} ms", fork.parent);
     }
     text += &format!("; descriptor {}", bytes(fork.descriptor_bytes));
@@ -375,7 +373,7 @@ mod tests {
             clones: vec![clone(1, CloneState::Running), clone(2, CloneState::Failed)],
             ..Default::default()
         };
-        let text = told(&fork, &Default::default());
+        let text = told(&fork, None);
         assert!(text.contains("web.1") && text.contains("42"), "{text}");
         assert!(text.contains("1 of 2 run"), "{text}");
         assert_eq!(complete(&fork).unwrap_err().exit_code(), 1);

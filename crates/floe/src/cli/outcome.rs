@@ -31,6 +31,11 @@ pub(super) fn verified(
     })
 }
 
+/// Returns the part of an outcome without which a call has not told its result.
+pub(super) fn result<T>(told: Option<T>, of: &str) -> Result<T, CliError> {
+    told.ok_or_else(|| CliError::failed(of, "the node told no result"))
+}
+
 /// Describes what an import or a capture stored.
 pub(super) fn stored(outcome: &floe_api::Outcome, verb: &str) -> String {
     let mut text = String::new();

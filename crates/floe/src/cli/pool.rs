@@ -6,9 +6,9 @@ use clap::{Args, Subcommand};
 
 use super::error::CliError;
 use super::login::Access;
-use super::outcome::verified;
+use super::outcome::{result, verified};
 use super::output::{age, bytes, fields, table};
-use super::pool_shown::{Visible, status, visibility};
+use super::pool_shown::{Visible, place, status, visibility};
 use super::{Context, args, attach, ensembles, pool_host, pool_moving, progress};
 use floe_api::{ActivateReport, ErrorCode, FreedReport, SubstrateInfo, SubstrateList, Visibility};
 
@@ -78,9 +78,7 @@ impl Dock {
             rehearse_s: (self.rehearse > 0).then_some(self.rehearse),
         };
         let done = progress::follow(cx.out, cx.client()?.dock(&self.machine, &request)?)?;
-        let Some(substrate) = &done.outcome.substrate else {
-            return Err(CliError::failed("the dock", "the node told no result"));
-        };
+        let substrate = result(done.outcome.substrate, "the dock")?;
         let (machine, pause) = (&self.machine, done.outcome.pause_ms.unwrap_or_default());
         let now = match self.convert {
             true => "the machine is gone".to_owned(),
@@ -212,13 +210,8 @@ impl Activate {
         };
         let events = cx.client()?.activate(&substrate, &request)?;
         let done = progress::follow(cx.out, events)?;
-        let Some(activated) = &done.outcome.activated else {
-            return Err(CliError::failed(
-                "the activation",
-                "the node told no result",
-            ));
-        };
-        cx.out.text(&told(activated))?;
+        let activated = result(done.outcome.activated, "the activation")?;
+        cx.out.text(&told(&activated))?;
         let running = activated.machines.len() as u32;
         if running != self.count {
             return Err(CliError::new(
@@ -250,21 +243,6 @@ fn told(activated: &ActivateReport) -> String {
             String::new(),
         ]
     };
-    let failed = |clone: &floe_api::CloneInfo| {
-        let none = String::new;
-        let why = clone.detail.clone();
-        vec![
-            clone.name.clone(),
-            none(),
-            none(),
-            none(),
-            none(),
-            none(),
-            why,
-        ]
-    };
-    let mut rows: Vec<_> = activated.machines.iter().map(row).collect();
-    rows.extend(activated.failed.iter().map(failed));
     let head = [
         "NAME",
         "HOST",
@@ -274,7 +252,14 @@ fn told(activated: &ActivateReport) -> String {
         ">HAS ITS SIZE MS",
         "",
     ];
-    let mut text = table(&head, rows);
+    let failed = |clone: &floe_api::CloneInfo| {
+        let mut row = vec![clone.name.clone()];
+        row.resize(head.len() - 1, String::new());
+        row.push(clone.detail.clone());
+        row
+    };
+    let rows = activated.machines.iter().map(row);
+    let mut text = table(&head, rows.chain(activated.failed.iter().map(failed)));
     for machine in &activated.machines {
         let disks = machine.disks.iter();
         text.extend(disks.map(|disk| attach::told(&machine.name, disk)));
@@ -349,24 +334,15 @@ impl PoolCommand {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         // a pool on another host is asked directly: no node is needed
         match self {
-            PoolCommand::Serve(serve) => {
-                serve.run(cx)?;
-                Ok(ExitCode::SUCCESS)
-            }
+            PoolCommand::Serve(serve) => serve.run(cx)?,
             PoolCommand::Status(pool_host::At {
                 pool: Some(pool),
                 access,
-            }) => {
-                pool_host::status(cx, &pool, &access)?;
-                Ok(ExitCode::SUCCESS)
-            }
+            }) => pool_host::status(cx, &pool, &access)?,
             PoolCommand::Ls(pool_host::At {
                 pool: Some(pool),
                 access,
-            }) => {
-                pool_host::list(cx, &pool, &access)?;
-                Ok(ExitCode::SUCCESS)
-            }
+            }) => pool_host::list(cx, &pool, &access)?,
             PoolCommand::Show {
                 substrate,
                 at:
@@ -374,12 +350,10 @@ impl PoolCommand {
                         pool: Some(pool),
                         access,
                     },
-            } => {
-                pool_host::show(cx, &pool, &access, &substrate)?;
-                Ok(ExitCode::SUCCESS)
-            }
-            here => here.run_here(cx),
+            } => pool_host::show(cx, &pool, &access, &substrate)?,
+            here => return here.run_here(cx),
         }
+        Ok(ExitCode::SUCCESS)
     }
 
     fn run_here(self, cx: &Context) -> Result<ExitCode, CliError> {
@@ -420,13 +394,6 @@ impl PoolCommand {
     }
 }
 
-fn place(substrate: &SubstrateInfo) -> &'static str {
-    match substrate.in_memory {
-        true => "memory",
-        false => "disk",
-    }
-}
-
 fn list(list: &SubstrateList) -> String {
     let row = |substrate: &SubstrateInfo| {
         vec![
@@ -435,7 +402,7 @@ fn list(list: &SubstrateList) -> String {
             visibility(substrate.visibility).into(),
             bytes(substrate.memory_bytes),
             bytes(substrate.pool_bytes),
-            place(substrate).into(),
+            place(substrate.in_memory).into(),
             age(substrate.docked_unix_s),
         ]
     };
@@ -477,7 +444,7 @@ fn show(substrate: &SubstrateInfo) -> String {
         ("tables", bytes(of.table_bytes)),
         ("on the disk", bytes(of.backup_bytes)),
         ("in the pool", bytes(substrate.pool_bytes)),
-        ("in", place(substrate).into()),
+        ("in", place(substrate.in_memory).into()),
         ("reset", substrate.reset.join(", ")),
         ("image", substrate.image.clone()),
         ("base", substrate.base.clone().unwrap_or_default()),

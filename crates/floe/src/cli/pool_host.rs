@@ -100,7 +100,7 @@ pub(super) fn list(cx: &Context, address: &str, access: &Access) -> Result<(), C
                 one.owner.clone(),
                 pool_shown::visibility(one.visibility).into(),
                 bytes(one.memory_bytes),
-                place(one).into(),
+                pool_shown::place(one.in_memory).into(),
                 age(one.docked_unix_s),
             ]
         };
@@ -129,13 +129,6 @@ pub(super) fn show(
     cx.out.value(&found, shown)
 }
 
-fn place(one: &PooledSubstrate) -> &'static str {
-    match one.in_memory {
-        true => "memory",
-        false => "disk",
-    }
-}
-
 fn shown(one: &PooledSubstrate) -> String {
     let visible = match one.visibility {
         Visibility::Restricted => format!("restricted to {}", one.users.join(", ")),
@@ -149,7 +142,7 @@ fn shown(one: &PooledSubstrate) -> String {
         ("CPUs", one.cpus.to_string()),
         ("memory", bytes(one.memory_bytes)),
         ("docked", age(one.docked_unix_s)),
-        ("in", place(one).to_owned()),
+        ("in", pool_shown::place(one.in_memory).to_owned()),
         ("on the disk", bytes(one.stored_bytes)),
         ("image", short(&one.image)),
     ])

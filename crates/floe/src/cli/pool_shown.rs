@@ -56,6 +56,14 @@ pub(super) fn status(status: &PoolStatus) -> String {
     ])
 }
 
+/// Returns the word for where a substrate is.
+pub(super) fn place(in_memory: bool) -> &'static str {
+    match in_memory {
+        true => "memory",
+        false => "disk",
+    }
+}
+
 /// Returns the word for who may see a substrate.
 pub(super) fn visibility(visibility: Visibility) -> &'static str {
     match visibility {
