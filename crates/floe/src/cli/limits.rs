@@ -72,24 +72,24 @@ pub struct Limit {
     /// The machine
     machine: String,
     /// Most processor time, in cores: 1.5 is one and a half; none removes the limit
-    #[arg(long, value_parser = cores_or_none, value_name = "CORES")]
+    #[arg(long, value_parser = or_none(cores), value_name = "CORES")]
     cpu_quota: Option<u32>,
     /// Most memory of its QEMU, such as 2G; none removes the limit
-    #[arg(long, value_parser = memory_or_none, value_name = "SIZE", required_unless_present_any = ["cpu_quota", "io_weight", "io_cap", "io_timeout", "clones", "park_after", "trim"])]
+    #[arg(long, value_parser = or_none(args::memory), value_name = "SIZE", required_unless_present_any = ["cpu_quota", "io_weight", "io_cap", "io_timeout", "clones", "park_after", "trim"])]
     memory_max: Option<u64>,
     /// Its share of this host's disk while others want something too: 1 to 1000; none is 5, as if nothing had been said
-    #[arg(long, value_parser = io_weight_or_none, value_name = "WEIGHT")]
+    #[arg(long, value_parser = or_none(io_weight), value_name = "WEIGHT")]
     io_weight: Option<u32>,
     /// The part of this host's disk in percent beyond which its requests wait until nobody else has any; none removes it
-    #[arg(long, value_parser = io_cap_or_none, value_name = "PERCENT")]
+    #[arg(long, value_parser = or_none(io_cap), value_name = "PERCENT")]
     io_cap: Option<u32>,
     /// Fail its guest's requests that no source has served for this long, such as 5m, also those that wait already; none is as the node
     /// was started
-    #[arg(long, value_parser = io_timeout_or_none, value_name = "TIME")]
+    #[arg(long, value_parser = or_none(io_timeout), value_name = "TIME")]
     io_timeout: Option<u32>,
     /// How many clones that its guest and its clones' guests have made can be there at a time; none lets no guest make one. Those that are
     /// there stay
-    #[arg(long, value_parser = clones_or_none, value_name = "N")]
+    #[arg(long, value_parser = or_none(clones), value_name = "N")]
     clones: Option<u32>,
     /// Park it once nobody has used it and it has done next to nothing for this long, such as 10m; off is never
     #[arg(long, value_parser = time_or_off, value_name = "TIME")]
@@ -214,38 +214,13 @@ fn clones(text: &str) -> Result<u32, String> {
     within(text, 1, floe_api::CLONES_MAX)
 }
 
-fn clones_or_none(text: &str) -> Result<u32, String> {
-    match text {
-        "none" => Ok(0),
-        text => clones(text),
-    }
-}
-
-fn io_weight_or_none(text: &str) -> Result<u32, String> {
-    match text {
-        "none" => Ok(0),
-        text => io_weight(text),
-    }
-}
-
-fn io_timeout_or_none(text: &str) -> Result<u32, String> {
-    match text {
-        "none" => Ok(0),
-        text => io_timeout(text),
-    }
-}
-
-fn io_cap_or_none(text: &str) -> Result<u32, String> {
-    match text {
-        "none" => Ok(0),
-        text => io_cap(text),
-    }
-}
-
-fn cores_or_none(text: &str) -> Result<u32, String> {
-    match text {
-        "none" => Ok(0),
-        text => cores(text),
+/// Lets a parser take `none` as well, which is 0.
+fn or_none<T: From<u8> + 'static>(
+    parse: fn(&str) -> Result<T, String>,
+) -> impl Fn(&str) -> Result<T, String> + Clone + Send + Sync + 'static {
+    move |text| match text {
+        "none" => Ok(T::from(0_u8)),
+        text => parse(text),
     }
 }
 
@@ -267,13 +242,6 @@ fn on_or_off(text: &str) -> Result<bool, String> {
     }
 }
 
-fn memory_or_none(text: &str) -> Result<u64, String> {
-    match text {
-        "none" => Ok(0),
-        text => args::memory(text),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -284,23 +252,21 @@ mod tests {
         for bad in ["", "0", "-1", "0.001", "NaN", "inf", "1e99", "none"] {
             assert!(cores(bad).is_err(), "{bad}");
         }
-        assert_eq!(
-            (cores_or_none("none"), memory_or_none("none")),
-            (Ok(0), Ok(0))
-        );
-        assert_eq!(memory_or_none("2G"), Ok(2 << 30));
+        let memory = or_none(args::memory);
+        assert_eq!((or_none(cores)("none"), memory("none")), (Ok(0), Ok(0)));
+        assert_eq!(memory("2G"), Ok(2 << 30));
         assert_eq!((time_or_off("off"), time_or_off("10m")), (Ok(0), Ok(600)));
-        assert_eq!((io_weight("10"), io_cap_or_none("none")), (Ok(10), Ok(0)));
+        assert_eq!((io_weight("10"), or_none(io_cap)("none")), (Ok(10), Ok(0)));
         for bad in ["0", "1001", "-1", "1.5", ""] {
             assert!(io_weight(bad).is_err(), "{bad}");
         }
         assert!(io_cap("101").is_err() && io_cap("0").is_err());
-        let of_requests = (io_timeout("5m"), io_timeout_or_none("none"));
+        let of_requests = (io_timeout("5m"), or_none(io_timeout)("none"));
         assert_eq!(of_requests, (Ok(300), Ok(0)));
         assert!(
             io_timeout("0").is_err() && io_timeout("8d").is_err() && io_timeout("none").is_err()
         );
-        assert_eq!((clones("8"), clones_or_none("none")), (Ok(8), Ok(0)));
+        assert_eq!((clones("8"), or_none(clones)("none")), (Ok(8), Ok(0)));
         assert!(clones("0").is_err() && clones("1025").is_err());
         assert_eq!((on_or_off("on"), on_or_off("off")), (Ok(true), Ok(false)));
         assert!(on_or_off("none").is_err() && on_or_off("").is_err());
