@@ -6,9 +6,9 @@ use std::time::Duration;
 use clap::Args;
 
 use super::error::CliError;
-use super::output::{bytes, table, until};
+use super::output::{bytes, table, until, word};
 use super::power::Turns;
-use super::{Context, args, outcome, progress, ps};
+use super::{Context, args, outcome, progress};
 use floe_api::client::{Client, ClientError};
 use floe_api::{CloneState, ErrorCode};
 
@@ -274,11 +274,10 @@ impl Family {
 
 fn tree(member: &floe_api::Family, depth: usize, rows: &mut Vec<Vec<String>>) {
     let number = member.number.map(|number| number.to_string());
-    let status = member.status.map(ps::status);
     rows.push(vec![
         format!("{}{}", "  ".repeat(depth), member.name),
         number.unwrap_or_default(),
-        status.unwrap_or("-").into(),
+        member.status.map_or_else(|| "-".into(), |one| word(&one)),
         member.host.clone().unwrap_or_default(),
         if member.settled {
             ""

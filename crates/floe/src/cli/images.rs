@@ -8,7 +8,7 @@ use clap::{Args, Subcommand};
 
 use super::error::CliError;
 use super::outcome::{stored, verified};
-use super::output::{age, bytes, fields, seconds, short, table};
+use super::output::{age, bytes, fields, seconds, short, table, word};
 use super::{Context, args, hub_images, progress};
 use floe_api::{AgentReport, AgentStarter, ExportFormat, ImportFormat};
 
@@ -393,12 +393,6 @@ fn describe(image: &floe_api::ImageDetail) -> String {
     pairs.extend(devices.map(|(n, device)| (if n == 0 { "devices" } else { "" }, device.clone())));
     pairs.push(("labels", labels.join(" ")));
     fields(&pairs) + "\n" + &table(&["REGION", ">SIZE", ">SEGMENTS"], regions)
-}
-
-/// Returns the word for a choice that `floe run` takes; nothing for the default.
-fn word(choice: &Option<impl serde::Serialize>) -> String {
-    let word = serde_json::to_value(choice).unwrap_or_default();
-    word.as_str().unwrap_or_default().to_owned()
 }
 
 impl Optimize {

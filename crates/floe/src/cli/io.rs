@@ -4,10 +4,10 @@ use clap::Subcommand;
 
 use super::Context;
 use super::error::CliError;
-use super::output::{bytes, fields, short, table};
+use super::output::{bytes, fields, short, table, word};
 use floe_api::{
     ErrorCode, IoClass, IoLink, IoList, IoListRequest, IoMachine, IoOrder, IoReport, IoSayRequest,
-    IoSaying, IoSource, IoUrgency,
+    IoSaying,
 };
 
 /// Show whose disk requests go first on this host, and how long each machine's wait
@@ -375,17 +375,9 @@ fn unknown(machine: &IoMachine) -> String {
         unknown.after_input,
         unknown.before_input,
         unknown.since_ms as f64 / 1e3,
-        urgency(unknown.class),
+        word(&unknown.class),
         unknown.why
     )
-}
-
-fn urgency(class: IoUrgency) -> &'static str {
-    match class {
-        IoUrgency::Interactive => "interactive",
-        IoUrgency::Normal => "normal",
-        IoUrgency::Bulk => "bulk",
-    }
 }
 
 fn who(machine: &IoMachine) -> String {
@@ -395,12 +387,8 @@ fn who(machine: &IoMachine) -> String {
     let rows = machine.programs.iter().map(|program| {
         vec![
             program.name.clone(),
-            match program.source {
-                IoSource::Agent => "agent",
-                IoSource::File => "file",
-            }
-            .to_owned(),
-            urgency(program.class).to_owned(),
+            word(&program.source),
+            word(&program.class),
             program.requests.to_string(),
             format!("{} / {}", program.after_inputs, program.before_inputs),
             format!("{:.1} s", program.since_ms as f64 / 1e3),
@@ -422,6 +410,7 @@ fn who(machine: &IoMachine) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use floe_api::{IoSource, IoUrgency};
 
     fn report() -> IoReport {
         let served = IoClass {

@@ -114,6 +114,12 @@ pub fn fields(pairs: &[(&str, String)]) -> String {
         .collect()
 }
 
+/// Returns the word that the API has for one of several; nothing for `None`.
+pub fn word(one: &impl Serialize) -> String {
+    let word = serde_json::to_value(one).unwrap_or_default();
+    word.as_str().unwrap_or_default().to_owned()
+}
+
 /// Returns how long ago a Unix time was: `5 s`, `3 min`, `2 h`, `4 d`.
 pub fn age(created_unix_s: u64) -> String {
     span(now_unix_s().saturating_sub(created_unix_s))

@@ -7,8 +7,8 @@ use clap::{Args, Subcommand};
 use super::error::CliError;
 use super::login::Access;
 use super::outcome::{result, verified};
-use super::output::{age, bytes, fields, table};
-use super::pool_shown::{Visible, place, status, visibility};
+use super::output::{age, bytes, fields, table, word};
+use super::pool_shown::{Visible, place, status};
 use super::{Context, args, attach, ensembles, pool_host, pool_moving, progress};
 use floe_api::{ActivateReport, ErrorCode, FreedReport, SubstrateInfo, SubstrateList, Visibility};
 
@@ -399,7 +399,7 @@ fn list(list: &SubstrateList) -> String {
         vec![
             substrate.name.clone(),
             substrate.machine.clone(),
-            visibility(substrate.visibility).into(),
+            word(&substrate.visibility),
             bytes(substrate.memory_bytes),
             bytes(substrate.pool_bytes),
             place(substrate.in_memory).into(),
@@ -418,7 +418,7 @@ fn show(substrate: &SubstrateInfo) -> String {
     fields(&[
         ("name", substrate.name.clone()),
         ("machine", substrate.machine.clone()),
-        ("visible", visibility(substrate.visibility).into()),
+        ("visible", word(&substrate.visibility)),
         ("users", substrate.users.join(", ")),
         ("owner", substrate.owner_uid.to_string()),
         ("docked", format!("{} ago", age(substrate.docked_unix_s))),

@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::error::CliError;
 use super::login::Access;
-use super::output::{age, bytes, fields, short, table};
+use super::output::{age, bytes, fields, short, table, word};
 use super::{Context, args, hub, hub_images, interrupt, pool_shown};
 use floe_api::hub::{PooledSubstrate, PooledSubstrates};
 use floe_api::{ErrorCode, Visibility};
@@ -98,7 +98,7 @@ pub(super) fn list(cx: &Context, address: &str, access: &Access) -> Result<(), C
                 one.name.clone(),
                 one.machine.clone(),
                 one.owner.clone(),
-                pool_shown::visibility(one.visibility).into(),
+                word(&one.visibility),
                 bytes(one.memory_bytes),
                 pool_shown::place(one.in_memory).into(),
                 age(one.docked_unix_s),
@@ -132,7 +132,7 @@ pub(super) fn show(
 fn shown(one: &PooledSubstrate) -> String {
     let visible = match one.visibility {
         Visibility::Restricted => format!("restricted to {}", one.users.join(", ")),
-        other => pool_shown::visibility(other).to_owned(),
+        other => word(&other),
     };
     fields(&[
         ("name", one.name.clone()),

@@ -63,12 +63,3 @@ pub(super) fn place(in_memory: bool) -> &'static str {
         false => "disk",
     }
 }
-
-/// Returns the word for who may see a substrate.
-pub(super) fn visibility(visibility: Visibility) -> &'static str {
-    match visibility {
-        Visibility::Private => "private",
-        Visibility::Restricted => "restricted",
-        Visibility::Public => "public",
-    }
-}

@@ -8,7 +8,7 @@ use clap::Args;
 
 use super::error::CliError;
 use super::machines::{WaitArgs, started};
-use super::ps::status;
+use super::output::word;
 use super::{Context, ensembles};
 use floe_api::client::{Client, ClientError};
 use floe_api::{MachineInfo, MachineList};
@@ -56,7 +56,7 @@ impl Stop {
             Ok::<_, ClientError>(machine)
         })?;
         let switched_off = turns.done.iter().any(|machine| machine.switched_off);
-        let code = turns.show(cx, |m| format!("{} is {}\n", m.name, status(m.status)))?;
+        let code = turns.show(cx, |m| format!("{} is {}\n", m.name, word(&m.status)))?;
         Ok(code.unwrap_or_else(|| match switched_off {
             true => ExitCode::from(EXIT_SWITCHED_OFF),
             false => ExitCode::SUCCESS,
@@ -120,7 +120,7 @@ pub struct Pause {
 impl Pause {
     pub(super) fn run(self, cx: &Context) -> Result<ExitCode, CliError> {
         let turns = Turns::take(cx, &self.machines, Client::pause)?;
-        let code = turns.show(cx, |m| format!("{} is {}\n", m.name, status(m.status)))?;
+        let code = turns.show(cx, |m| format!("{} is {}\n", m.name, word(&m.status)))?;
         Ok(code.unwrap_or(ExitCode::SUCCESS))
     }
 }
@@ -148,7 +148,7 @@ impl Resume {
 
 fn resumed(machine: &MachineInfo) -> String {
     if machine.paused_for.is_empty() {
-        return format!("{} is {}\n", machine.name, status(machine.status));
+        return format!("{} is {}\n", machine.name, word(&machine.status));
     }
     let reasons: Vec<String> = machine.paused_for.iter().map(ToString::to_string).collect();
     format!(

@@ -4,7 +4,7 @@ use clap::Args;
 
 use super::Context;
 use super::error::CliError;
-use super::output::{age, bytes, fields, short, table, until};
+use super::output::{age, bytes, fields, short, table, until, word};
 use floe_api::PortForward;
 
 pub(super) fn arrow(f: &PortForward) -> String {
@@ -36,18 +36,6 @@ impl Ps {
     }
 }
 
-pub(super) fn status(status: floe_api::MachineStatus) -> &'static str {
-    match status {
-        floe_api::MachineStatus::Starting => "starting",
-        floe_api::MachineStatus::Running => "running",
-        floe_api::MachineStatus::Buffering => "buffering",
-        floe_api::MachineStatus::Paused => "paused",
-        floe_api::MachineStatus::Parked => "parked",
-        floe_api::MachineStatus::Stopped => "stopped",
-        floe_api::MachineStatus::Failed => "failed",
-    }
-}
-
 fn listing(machines: &[floe_api::MachineInfo]) -> String {
     let row = |m: &floe_api::MachineInfo| {
         let ports: Vec<_> = m
@@ -57,7 +45,7 @@ fn listing(machines: &[floe_api::MachineInfo]) -> String {
             .collect();
         vec![
             m.name.clone(),
-            status(m.status).into(),
+            word(&m.status),
             m.image_name.clone(),
             m.cpus.to_string(),
             bytes(m.memory_bytes),
@@ -84,7 +72,7 @@ fn describe(m: &floe_api::MachineInfo) -> String {
     let s = &m.stats;
     fields(&[
         ("name", m.name.clone()),
-        ("status", status(m.status).into()),
+        ("status", word(&m.status)),
         ("detail", m.detail.clone()),
         ("clone", m.cloned.as_ref().map(cloned).unwrap_or_default()),
         (

@@ -9,8 +9,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use serde::Serialize;
 
 use super::error::CliError;
-use super::output::{bytes, table};
-use super::ps::status;
+use super::output::{bytes, table, word};
 use super::terminal::{self, Screen};
 use super::{Context, sched, stream};
 use floe_api::client::Client;
@@ -231,7 +230,7 @@ fn text(seen: &Look) -> String {
         let s = &row.stream;
         let name = match (s.state, s.buffering) {
             (MachineStatus::Buffering, Some(wait)) => format!("buffering, {:.0} s", wait.eta_s),
-            (state, _) => status(state).into(),
+            (state, _) => word(&state),
         };
         let ahead = match s.planned_chunks {
             0 => "-".into(),

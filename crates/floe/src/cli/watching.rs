@@ -9,9 +9,8 @@ use clap::Args;
 use serde::Serialize;
 
 use super::error::CliError;
-use super::output::{bytes, table};
+use super::output::{bytes, table, word};
 use super::power::{EXIT_SWITCHED_OFF, Turns};
-use super::ps::status;
 use super::terminal::Screen;
 use super::{Context, args, stream, top};
 use floe_api::client::Client;
@@ -59,8 +58,8 @@ impl Wait {
             _ => None,
         };
         let code = turns.show(cx, |m| match m.detail.as_str() {
-            "" => format!("{} is {}\n", m.name, status(m.status)),
-            detail => format!("{} is {}: {detail}\n", m.name, status(m.status)),
+            "" => format!("{} is {}\n", m.name, word(&m.status)),
+            detail => format!("{} is {}: {detail}\n", m.name, word(&m.status)),
         })?;
         Ok(code.or(ended).unwrap_or(ExitCode::SUCCESS))
     }
@@ -279,7 +278,7 @@ fn text(seen: &Look) -> String {
     let row = |row: &Row| {
         vec![
             row.usage.name.clone(),
-            status(row.usage.status).into(),
+            word(&row.usage.status),
             known(row.cpu_percent.map(|cpu| format!("{cpu:.0} %"))),
             known(row.usage.own_bytes.map(bytes)),
             known(row.usage.shared_bytes.map(bytes)),
