@@ -77,45 +77,49 @@ impl Top {
     pub(super) fn run(self, cx: &Context) -> Result<(), CliError> {
         let client = cx.client()?;
         let mut before = Before::default();
-        if self.once {
-            look(&client, &mut before)?;
-            // the time over which the figures are taken
-            std::thread::sleep(ONCE_EVERY);
-            return cx.out.value(&look(&client, &mut before)?, text);
-        }
-        if cx.out.json {
-            loop {
-                cx.out.value(&look(&client, &mut before)?, text)?;
-                // how often the figures are shown
-                std::thread::sleep(EVERY);
-            }
-        }
-        if !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
+        if !self.once && !cx.out.json && !is_terminal() {
             return Err(CliError::usage(
                 "floe top needs a terminal",
                 "use --once or --json in scripts",
             ));
         }
-        let no_terminal = |e| CliError::failed("cannot draw on the terminal", e);
-        let screen = Screen::enter().map_err(no_terminal)?;
-        dashboard(&screen, "floe top: q leaves", || {
-            look(&client, &mut before).map(|seen| text(&seen))
-        })
+        let look = || look(&client, &mut before);
+        watch(cx, self.once, "floe top: q leaves", look, text)
     }
 }
 
-/// Shows what `look` returns every second, below a title, until the user leaves.
-pub(super) fn dashboard(
-    screen: &Screen,
+fn is_terminal() -> bool {
+    std::io::stdin().is_terminal() && std::io::stdout().is_terminal()
+}
+
+/// Shows what `look` returns: once, after a first look to compare with; or every second until the user leaves, on a terminal below a title.
+pub(super) fn watch<T: Serialize>(
+    cx: &Context,
+    once: bool,
     title: &str,
-    mut look: impl FnMut() -> Result<String, CliError>,
+    mut look: impl FnMut() -> Result<T, CliError>,
+    text: fn(&T) -> String,
 ) -> Result<(), CliError> {
+    if once {
+        look()?;
+        // the time over which the figures are taken
+        std::thread::sleep(ONCE_EVERY);
+        return cx.out.value(&look()?, text);
+    }
+    if cx.out.json || !is_terminal() {
+        loop {
+            cx.out.value(&look()?, text)?;
+            // how often the figures are shown
+            std::thread::sleep(EVERY);
+        }
+    }
     let no_terminal = |e| CliError::failed("cannot draw on the terminal", e);
+    let screen = Screen::enter().map_err(no_terminal)?;
     loop {
         let next = Instant::now() + EVERY;
         // if the node is being replaced, an error is shown instead
         let shown = match look() {
-            Ok(text) => text,
+            Ok(seen) => text(&seen),
             Err(error) => format!("{}\n", error.0.message),
         };
         let (width, height) = terminal::size();

@@ -1,7 +1,6 @@
 //! Commands that watch a node: wait, events, stats.
 
 use std::collections::HashMap;
-use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
@@ -11,7 +10,6 @@ use serde::Serialize;
 use super::error::CliError;
 use super::output::{bytes, table, word};
 use super::power::{EXIT_SWITCHED_OFF, Turns};
-use super::terminal::Screen;
 use super::{Context, args, stream, top};
 use floe_api::client::Client;
 use floe_api::{
@@ -140,11 +138,6 @@ fn told(event: &NodeEvent) -> String {
     format!("{}\n", text.trim_end())
 }
 
-/// Time between two readings of `--once`: rates are differences.
-const ONCE_EVERY: Duration = Duration::from_millis(500);
-/// How often the figures are read.
-const EVERY: Duration = Duration::from_secs(1);
-
 /// Show what running machines use of this host: processor, memory, disks, link
 #[derive(Debug, Args)]
 #[command(after_help = "\
@@ -199,24 +192,8 @@ impl Stats {
             client.machine(name)?; // a name that is not there is an error, not an empty table
         }
         let mut before = UsageList::default();
-        if self.once {
-            self.look(&client, &mut before)?;
-            // the time over which the figures are taken
-            std::thread::sleep(ONCE_EVERY);
-            return cx.out.value(&self.look(&client, &mut before)?, text);
-        }
-        if cx.out.json || !std::io::stdin().is_terminal() || !std::io::stdout().is_terminal() {
-            loop {
-                cx.out.value(&self.look(&client, &mut before)?, text)?;
-                // how often the figures are shown
-                std::thread::sleep(EVERY);
-            }
-        }
-        let no_terminal = |e| CliError::failed("cannot draw on the terminal", e);
-        let screen = Screen::enter().map_err(no_terminal)?;
-        top::dashboard(&screen, "floe stats: q leaves", || {
-            self.look(&client, &mut before).map(|seen| text(&seen))
-        })
+        let look = || self.look(&client, &mut before);
+        top::watch(cx, self.once, "floe stats: q leaves", look, text)
     }
 
     fn look(&self, client: &Client, before: &mut UsageList) -> Result<Look, CliError> {
