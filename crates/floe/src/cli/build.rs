@@ -20,8 +20,6 @@ use floe_api::{ErrorCode, Event, ImportRequest, Outcome};
 
 /// How the names of directories begin in which something is built.
 const PREFIX: &str = "build-";
-/// The exit code that a shell expects of a process that Ctrl-C ended.
-const EXIT_INTERRUPTED: i32 = 130;
 /// Largest file of public keys in bytes.
 const KEYS_BYTES_MAX: u64 = 64 << 10;
 
@@ -409,7 +407,7 @@ impl Work {
             stop.stop();
             let _ = built.recv(); // ends with the sender
             remove(&dirs);
-            EXIT_INTERRUPTED
+            interrupt::EXIT_INTERRUPTED
         });
         building
     }

@@ -7,18 +7,20 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
+use clap::builder::{PossibleValuesParser, TypedValueParser};
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::io::Errno;
 use rustix::net::sockopt::socket_peercred;
 use rustix::process::{PidfdFlags, pidfd_open};
 use serde::Serialize;
+use serde::de::DeserializeOwned;
 
 use super::error::CliError;
 use super::hub::{Answers, LISTEN_DEFAULT};
 use super::{Context, args};
 use crate::up::{self, UpError};
 use floe_api::credentials::OwnHub;
-use floe_api::{ErrorCode, NodeInfo, PageInfo, ShutdownRequest};
+use floe_api::{CpuSched, ErrorCode, IoOrder, NodeInfo, PageInfo, ShutdownRequest};
 use floe_front::telemetry::{LogOptions, init_logs};
 use floe_hub::{Anonymous, HubOptions, Quota};
 use floe_node::{NodeHandle, NodeOptions, WebOptions};
@@ -86,7 +88,7 @@ struct NodeArgs {
     guest_placement: Option<String>,
     /// Whose disk requests go first: what a person waits for, and each machine within its share (vsip); first come, first
     /// served (fifo); or as the kernel sees them (off)
-    #[arg(long, value_enum, default_value = "vsip", value_name = "ORDER")]
+    #[arg(long, value_parser = one_of::<IoOrder>(["vsip", "fifo", "off"]), default_value = "vsip", value_name = "ORDER")]
     io: IoOrder,
     /// Record each disk request and its class in DIR/MACHINE.csv, up to 256 MiB each: for measurements, since every line costs time
     /// on the way of a request
@@ -94,7 +96,7 @@ struct NodeArgs {
     io_trace: Option<PathBuf>,
     /// Where the vCPUs of one machine run: on different cores, and close together in time (sbco); on different cores (balance); or where
     /// the kernel places them (off). The node compares, and stops where nothing is gained; floe sched status shows it
-    #[arg(long, value_enum, default_value = "off", value_name = "HOW")]
+    #[arg(long, value_parser = one_of::<CpuSched>(["sbco", "balance", "off"]), default_value = "off", value_name = "HOW")]
     cpu_sched: CpuSched,
     /// Don't ask guests once a day to give back what they do not use of their disks; floe disk trim does
     #[arg(long)]
@@ -109,20 +111,11 @@ struct NodeArgs {
     log_json: bool,
 }
 
-/// The value of `--io`.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum IoOrder {
-    Vsip,
-    Fifo,
-    Off,
-}
-
-/// The value of `--cpu-sched`.
-#[derive(Clone, Copy, Debug, clap::ValueEnum)]
-enum CpuSched {
-    Sbco,
-    Balance,
-    Off,
+/// Takes one of the words that the API has for a type's values.
+fn one_of<T: DeserializeOwned + Clone + Send + Sync + 'static>(
+    words: [&'static str; 3],
+) -> impl TypedValueParser<Value = T> {
+    PossibleValuesParser::new(words).try_map(|word| serde_json::from_value::<T>(word.into()))
 }
 
 /// The value of `--web`.
@@ -160,17 +153,9 @@ impl NodeArgs {
         options.traces = !self.no_traces;
         options.trim = !self.no_trim;
         options.swarm = self.swarm.options();
-        options.io = match self.io {
-            IoOrder::Vsip => floe_api::IoOrder::Vsip,
-            IoOrder::Fifo => floe_api::IoOrder::Fifo,
-            IoOrder::Off => floe_api::IoOrder::Off,
-        };
+        options.io = self.io;
         options.io_trace = self.io_trace;
-        options.cpu_sched = match self.cpu_sched {
-            CpuSched::Sbco => floe_api::CpuSched::Sbco,
-            CpuSched::Balance => floe_api::CpuSched::Balance,
-            CpuSched::Off => floe_api::CpuSched::Off,
-        };
+        options.cpu_sched = self.cpu_sched;
         options.guest_clones = self.guest_clones;
         options.guest_moves = self.guest_moves;
         options.guest_hosts = self.guest_hosts;

@@ -17,8 +17,6 @@ use floe_api::{
 /// How long a restored guest's agent may take to answer before its console is shown instead, in seconds: many times what it
 /// takes over a slow link.
 const AGENT_S: u64 = 10;
-/// The exit code that a shell expects of a process that Ctrl-C ended.
-const EXIT_INTERRUPTED: i32 = 130;
 /// The guest's best shell.
 const SHELL: &str = "command -v bash >/dev/null && exec bash -l; exec sh -l";
 
@@ -74,7 +72,7 @@ impl Inside {
             interrupt::ends_with(move || {
                 // it may have ended by itself, and is removed then
                 let _ = client.remove_machine(&name, true);
-                EXIT_INTERRUPTED
+                interrupt::EXIT_INTERRUPTED
             });
         }
         let ended = self.inside(client, &machine);

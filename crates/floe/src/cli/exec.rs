@@ -9,7 +9,7 @@ use clap::Args;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use super::error::CliError;
-use super::session::{ONLY, Session, gone, is_over};
+use super::session::{ONLY, Session, broke, gone, is_over};
 use super::terminal::{self, Raw, Signals};
 use super::{Context, args, visible};
 use floe_api::client::Client;
@@ -152,10 +152,6 @@ fn detached(
             return Err(gone(machine, "the node has ended"));
         }
     }
-}
-
-fn broke(machine: &str, error: io::Error) -> CliError {
-    CliError::failed(&format!("the connection to {machine} broke"), error)
 }
 
 /// Runs a process with this one's streams. Returns its exit code.

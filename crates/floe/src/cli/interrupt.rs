@@ -14,7 +14,7 @@ pub fn ends_with(last: impl FnOnce() -> i32 + Send + 'static) {
 }
 
 /// The exit code that a shell expects of a process that Ctrl-C ended.
-const EXIT_INTERRUPTED: i32 = 130;
+pub const EXIT_INTERRUPTED: i32 = 130;
 /// The same for SIGTERM.
 const EXIT_TERMINATED: i32 = 143;
 /// The same for SIGHUP.

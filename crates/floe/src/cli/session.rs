@@ -40,7 +40,9 @@ impl Session {
             messages: Messages::default(),
             ready: VecDeque::new(),
         };
-        session.feed(&early).map_err(|error| session.broke(error))?;
+        session
+            .feed(&early)
+            .map_err(|error| broke(machine, error))?;
         Ok(session)
     }
 
@@ -105,14 +107,10 @@ impl Session {
         }
     }
 
-    fn broke(&self, error: io::Error) -> CliError {
-        CliError::failed(&format!("the connection to {} broke", self.machine), error)
-    }
-
     /// Reads until the process ends. Unless it ended well, returns an error with what it wrote to standard error.
     pub fn conclude(mut self, mut said: Vec<u8>) -> Result<(), CliError> {
         loop {
-            match self.next().map_err(|error| self.broke(error))? {
+            match self.next().map_err(|error| broke(&self.machine, error))? {
                 Frame::Data {
                     channel: Channel::Errors,
                     bytes,
@@ -168,6 +166,11 @@ pub fn gone(machine: &str, why: &str) -> CliError {
     let text = format!("the connection to the guest of {machine} ended: {why}");
     let fix = format!("what runs there goes on; look with floe ps {machine} and floe exec");
     CliError::new(ErrorCode::Unreachable, text, fix)
+}
+
+/// The error for a connection that failed.
+pub fn broke(machine: &str, error: io::Error) -> CliError {
+    CliError::failed(&format!("the connection to {machine} broke"), error)
 }
 
 fn keep(said: &mut Vec<u8>, bytes: &[u8]) {
