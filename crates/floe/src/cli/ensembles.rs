@@ -171,15 +171,6 @@ pub(super) fn described(of: &InEnsemble) -> String {
     format!("{} of {}", of.host, of.ensemble)
 }
 
-/// Returns the text of a machine's line in a list, with its ensemble before it if it is part of one.
-pub(super) fn in_detail(detail: String, of: Option<&InEnsemble>) -> String {
-    match of.map(described) {
-        None => detail,
-        Some(of) if detail.is_empty() => of,
-        Some(of) => format!("{of}; {detail}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -102,16 +102,6 @@ pub(super) fn described(now: &Independence) -> String {
     }
 }
 
-/// Returns the text of a machine's line in a list, with how far its image is here.
-pub(super) fn in_detail(detail: &str, now: Option<&Independence>) -> String {
-    let now = now.filter(|now| now.state != IndependenceState::Whole);
-    match (detail, now) {
-        (detail, None) => detail.to_owned(),
-        ("", Some(now)) => now.to_string(),
-        (detail, Some(now)) => format!("{detail}; {now}"),
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -130,13 +120,11 @@ mod tests {
             told("web", Some(&now)),
             "web: independent 43 %, 57.0 MiB to come, at most 5.0 MiB a second; floe ps web shows how far it is\n"
         );
-        assert_eq!(in_detail("paused", Some(&now)), "paused; independent 43 %");
         now.state = IndependenceState::Whole;
         assert_eq!(described(&now), "yes, all of its image is on this host");
         now.why = "what it has written still lies over its image: no room".into();
         assert!(described(&now).ends_with("over its image: no room"));
         assert!(told("web", Some(&now)).contains("is independent"));
-        assert_eq!(in_detail("", Some(&now)), "");
         assert!(told("web", None).contains("from elsewhere"));
     }
 }

@@ -51,13 +51,7 @@ fn listing(machines: &[floe_api::MachineInfo]) -> String {
             bytes(m.memory_bytes),
             age(m.created_unix_s),
             ports.join(" "),
-            ends_in_detail(
-                super::ensembles::in_detail(
-                    super::independent::in_detail(&m.detail, m.independence.as_ref()),
-                    m.ensemble.as_ref(),
-                ),
-                m.cloned.as_ref(),
-            ),
+            detail(m),
         ]
     };
     table(
@@ -202,11 +196,38 @@ fn cloned(cloned: &floe_api::Cloned) -> String {
     )
 }
 
-/// Adds to a machine's detail when it will be removed, if it is a clone with a time to live.
-fn ends_in_detail(detail: String, cloned: Option<&floe_api::Cloned>) -> String {
-    match cloned.and_then(|cloned| cloned.ends_unix_s) {
-        None => detail,
-        Some(ends) if detail.is_empty() => format!("removed in {}", until(ends)),
-        Some(ends) => format!("{detail}; removed in {}", until(ends)),
+/// Returns what a machine's line in the list says at its end: of which ensemble it is, what is going on with it, how far its image is
+/// here, and when it will be removed.
+fn detail(m: &floe_api::MachineInfo) -> String {
+    let coming = m.independence.as_ref();
+    let coming = coming.filter(|now| now.state != floe_api::IndependenceState::Whole);
+    let ends = m.cloned.as_ref().and_then(|cloned| cloned.ends_unix_s);
+    let parts = [
+        m.ensemble.as_ref().map(super::ensembles::described),
+        Some(m.detail.clone()).filter(|detail| !detail.is_empty()),
+        coming.map(ToString::to_string),
+        ends.map(|ends| format!("removed in {}", until(ends))),
+    ];
+    let parts: Vec<String> = parts.into_iter().flatten().collect();
+    parts.join("; ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_end_of_a_line_says_all_that_is_to_be_said_of_a_machine() {
+        let mut machine = super::super::top::tests::machine();
+        assert_eq!(detail(&machine), "");
+        machine.independence = Some(floe_api::Independence {
+            state: floe_api::IndependenceState::Copying,
+            done_bytes: 43,
+            total_bytes: 100,
+            ..Default::default()
+        });
+        assert_eq!(detail(&machine), "independent 43 %");
+        machine.detail = "paused".into();
+        assert_eq!(detail(&machine), "paused; independent 43 %");
     }
 }
