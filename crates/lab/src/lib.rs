@@ -8,6 +8,8 @@
 //! ```
 //!
 //! - [`link`]: the link emulator, a state machine and its driver.
+//! - [`live`]: real nodes and hubs as processes, for experiments and workloads.
+//! - [`shape`]: which chunks an image has and their sizes, as far as the simulators need to know.
 //! - [`sim`]: streaming in virtual time: replays recorded runs ([`traces`]) through the live planner; [`plot`]: draws
 //!   plots of it.
 //! - [`swarm_sim`]: swarms in virtual time: up to 1024 hosts replay such runs, driven by the live policy.
@@ -37,9 +39,11 @@ pub mod harness;
 pub mod io_sim;
 pub mod launch;
 pub mod link;
+pub mod live;
 pub mod papers;
 pub mod plot;
 pub mod predict;
+pub mod shape;
 pub mod signals;
 pub mod sim;
 pub mod slow_disk;

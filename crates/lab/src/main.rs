@@ -9,6 +9,7 @@ use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use floe_lab::experiments;
 use floe_lab::harness::{Context, Report};
 use floe_lab::link::tool;
+use floe_lab::live;
 use floe_lab::signals;
 use std::ffi::OsString;
 use std::io::Write;
@@ -107,7 +108,7 @@ enum Command {
     #[command(hide = true)]
     Toucher(experiments::touch::toucher::Arguments),
     #[command(hide = true)]
-    ServeNode(experiments::live::NodeArguments),
+    ServeNode(live::NodeArguments),
     #[command(hide = true)]
     HubStrangers(experiments::hub_hostile::strangers::Arguments),
     #[command(hide = true)]
@@ -117,7 +118,7 @@ enum Command {
     #[command(hide = true)]
     SwarmHost(experiments::swarm_cost::links::Arguments),
     #[command(hide = true)]
-    ServeHub(experiments::live::HubArguments),
+    ServeHub(live::HubArguments),
 }
 
 /// Options of every experiment.

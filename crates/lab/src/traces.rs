@@ -1,6 +1,6 @@
 //! Recorded workloads: `lab/traces/<workload>/{NN.trace.zst, meta.json}`, written by `floe-lab collect` and read by the
 //! simulator.
-use crate::sim::{ImageShape, RegionShape, urgency_of};
+use crate::shape::{ImageShape, RegionShape, urgency_of};
 use crate::workloads::Meta;
 use anyhow::{Context as _, bail};
 use floe_image::{Hash, TraceReader};

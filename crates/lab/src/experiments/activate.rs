@@ -3,12 +3,12 @@
 //! the full state from a file that is not in memory, and with a live migration between two QEMUs, with as many virtual CPUs: once where
 //! nothing waits for the substrate and nothing of it is in the kernel's memory, and once where a QEMU waits that has loaded it.
 use super::activate_ways;
-use super::live::Node;
 use super::plain::{Hardware, PlainQemu};
 use super::wan;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use crate::link::Segment;
+use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use floe_api::{
     ActivateReport, ActivateRequest, ClusterInit, ClusterInvite, ClusterJoin, DockRequest, Event,

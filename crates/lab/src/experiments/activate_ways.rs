@@ -3,10 +3,10 @@
 //! instead of from memory; made small before, made larger then; and of guests of 128 MB to 2 GB. The guest is the tiny one.
 use super::activate::{activate, boot};
 use super::dock::{dock, dock_as};
-use super::live::{Node, drop_caches, write_distinct};
 use super::pool::{warm_ms, with_budget};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
+use crate::live::{Node, drop_caches, write_distinct};
 use anyhow::{Context as _, ensure};
 use floe_api::{ActivateRequest, PoolResizeRequest};
 use std::time::{Duration, Instant};

@@ -7,9 +7,9 @@ use super::apps::{
     run_image, run_warm, same,
 };
 use super::exec::Floe;
-use super::live::{Node, at_once};
 use crate::harness::{Context, Report, Samples, interleave};
 use crate::link::Segment;
+use crate::live::{Node, at_once};
 use anyhow::{Context as _, ensure};
 use floe_api::paths::Home;
 use std::cell::{OnceCell, RefCell};

@@ -2,10 +2,10 @@
 //! neither zeroes pages when it frees them nor reports them, so that their last content is fetched only to be
 //! overwritten. Of a machine that was booted, and of one that was started from an image in which that memory was in use.
 use super::fork::fork_to;
-use super::live::{Node, write_distinct};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use crate::link::Namespace;
+use crate::live::{Node, write_distinct};
 use anyhow::{Context as _, ensure};
 use floe_api::RunRequest;
 use std::time::{Duration, Instant};

@@ -1,9 +1,9 @@
 //! `capture`: how long a running guest is paused for a capture, and what a second capture a minute later stores. Compared
 //! with QEMU's own way to a file, `stop` and `migrate`, on a guest of the same size.
-use super::live::Node;
 use super::plain::{Hardware, PlainQemu};
 use super::wan;
 use crate::harness::{Context, Report, Samples};
+use crate::live::Node;
 use anyhow::Context as _;
 use floe_image::{CHUNK_SIZE, Hash, Manifest, Region, Segment};
 use floe_store::Repository;

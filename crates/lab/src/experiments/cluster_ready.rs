@@ -2,9 +2,9 @@
 //! the first web request that goes through all three is answered. Each was booted by itself: none is a fork of another.
 use super::dock::dock;
 use super::exec::Floe;
-use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
+use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use floe_api::{EnsembleRequest, ImportRequest, RunRequest, Wait};
 use std::io::{Read, Write};

@@ -7,9 +7,9 @@
 //!
 //! It takes most of an hour, so that it can be done in sittings (`--kept FILE --minutes N`), and goes on where it was cut.
 use super::cpu_sim::worst;
-use super::live::Node;
 use crate::guest::{Guest, compile};
 use crate::harness::{Context, Kept, Report, Samples};
+use crate::live::Node;
 use anyhow::{Context as _, bail, ensure};
 use floe_api::{MachineStatus, SchedActing, SchedReport};
 use serde::{Deserialize, Serialize};

@@ -1,9 +1,9 @@
 //! `density`: sixteen clones of one image on one host: how much memory does each take beyond the first? Compared with the
 //! same guest restored by QEMU's own migration file, which shares nothing.
-use super::live::Node;
 use super::plain::{Hardware, PlainQemu};
 use super::wan;
 use crate::harness::{Context, Report, Samples};
+use crate::live::Node;
 use anyhow::Context as _;
 use floe_api::RunRequest;
 use std::collections::BTreeMap;

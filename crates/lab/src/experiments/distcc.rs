@@ -5,9 +5,9 @@ use super::apps::{
     JOB_MAX, LOOK_EVERY, ROUNDS, SETTLE_MAX, Still, Took, add_took, capture_warm, on_one, only,
     quiet, run_warm,
 };
-use super::live::Node;
 use crate::harness::{Context, Report, Samples, interleave};
 use crate::link::Segment;
+use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use std::time::Instant;
 

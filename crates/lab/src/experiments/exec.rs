@@ -1,9 +1,9 @@
 //! `exec`: commands and copies in a guest, over the port of its agent: what a command takes beyond its own spawn in the guest,
 //! how fast files are copied, and how long a keystroke's echo takes beside a copy; what is left of a command that is ended, and which
 //! others end with one that takes all memory.
-use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
+use crate::live::Node;
 use anyhow::{Context as _, bail, ensure};
 use floe_api::{RunRequest, Wait};
 use std::io::{Read, Write};
@@ -43,7 +43,7 @@ pub(super) struct Floe {
 impl Floe {
     pub fn new(node: &Node) -> anyhow::Result<Floe> {
         Ok(Floe {
-            program: super::live::floe()?,
+            program: crate::live::floe()?,
             socket: node.client.socket().to_owned(),
         })
     }

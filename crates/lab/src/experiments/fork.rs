@@ -1,11 +1,11 @@
 //! `fork`: how long a parent is paused, how long until n clones execute, what that costs the node, and how little a
 //! clone's node needs before it starts. Compared with QEMU's own way: stop and write a migration file, and n QEMUs that load it at once.
 use super::hardware::own_mb;
-use super::live::{Node, write_distinct};
 use super::plain::{Hardware, PlainQemu};
 use super::wan;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples, cpu_times};
+use crate::live::{Node, write_distinct};
 use anyhow::Context as _;
 use floe_api::{CloneState, ForkReport, ForkRequest, KillRequest, Outcome, RunRequest};
 use std::collections::BTreeMap;

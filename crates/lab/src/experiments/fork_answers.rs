@@ -5,11 +5,11 @@
 use super::dock::{self, Kind};
 use super::exec::Floe;
 use super::fork;
-use super::live::{Node, at_once};
 use super::park::until_it_answers;
 use super::plain::{Hardware, PlainQemu};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
+use crate::live::{Node, at_once};
 use anyhow::{Context as _, ensure};
 use floe_api::{CloneState, ForkRequest, ForwardRequest, PortForward, WaitFor, WaitQuery};
 use floe_image::CHUNK_SIZE;

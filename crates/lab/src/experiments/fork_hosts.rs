@@ -4,12 +4,12 @@
 use super::activate::{host_name, join};
 use super::fork::{end, start, told};
 use super::fork_answers::lead_to;
-use super::live::{Node, at_once};
 use super::park::until_it_answers;
 use super::plain::{Hardware, PlainQemu};
 use super::wan;
 use crate::harness::{Context, Report, Samples};
 use crate::link::Segment;
+use crate::live::{Node, at_once};
 use anyhow::{Context as _, ensure};
 use floe_api::{CloneState, ForkReport, ForkRequest, MulticastUse};
 use std::fs::File;

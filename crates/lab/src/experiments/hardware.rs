@@ -1,8 +1,8 @@
 //! `hardware`: what it costs that a machine can be given more while it runs. The same guest runs alternately on a machine
 //! of hardware profile 2 (room for vCPUs, memory, cards and disks) and on one of profile 1 (no room).
-use super::live::tell_console;
 use crate::guest::{Guest, READY};
 use crate::harness::{Context, Report, Samples, interleave};
+use crate::live::tell_console;
 use anyhow::{Context as _, bail};
 use floe_image::CHUNK_SIZE;
 use floe_machine::{

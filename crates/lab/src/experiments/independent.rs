@@ -1,9 +1,9 @@
 //! `independent`: a machine of a hub is made independent while its guest writes and reads its disk: how fast that is before and
 //! meanwhile, what the machine still needs from elsewhere afterwards, and how much of its disk still lies over its image once what it had
 //! written is merged. Then how fast it is while what it has written is merged again.
-use super::live::{self, Hub, Node};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
+use crate::live::{self, Hub, Node};
 use anyhow::{Context as _, bail};
 use floe_api::{Independence, IndependenceState, IndependentRequest, RunRequest};
 use std::io::Write;

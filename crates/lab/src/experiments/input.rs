@@ -3,10 +3,10 @@
 //! Counted in the guest: what is missing there, what came twice, what came too late.
 use super::activate::{host_name, join};
 use super::cpu_user::guest_and;
-use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report};
 use crate::link::Segment;
+use crate::live::Node;
 use anyhow::{Context as _, bail, ensure};
 use floe_api::client::{Client, ClientError};
 use floe_api::{

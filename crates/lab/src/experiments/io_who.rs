@@ -6,9 +6,9 @@
 //! system that anybody knows, when inputs are. What is read between a program's first launch and the second time that somebody uses it is told apart,
 //! since nothing can be known of a program before.
 
-use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
+use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use days::View;
 use floe_api::ImportRequest;

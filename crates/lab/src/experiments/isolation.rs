@@ -2,10 +2,10 @@
 //! byte over TCP and back, and OpenSSL, in a guest that is alone and beside an idle one, in turn (AMPhone, section 5.5, whose overheads are
 //! those of one virtual phone over none).
 use super::io::groups::CpuCap;
-use super::live::{Node, import_request};
 use super::offload::site::DEVICE_PERCENT;
 use crate::guest::{Guest, compile};
 use crate::harness::{Context, Report, Samples};
+use crate::live::{Node, import_request};
 use anyhow::{Context as _, ensure};
 use floe_api::{ImportFormat, ImportRequest, StartRequest};
 use std::fs::{self, File};

@@ -5,11 +5,11 @@
 //! Each host is a network namespace at a switch, with its own cache, fetcher and sockets, like a node but without its
 //! other parts. It reads in order with a prefetcher: chunk by chunk on demand, and some way ahead of that. How clones of a guest read, and
 //! how long they take, is the part `mcast_clones`.
-use super::live::Hub;
 use super::local::LocalRam;
 use super::swarm_storm::{FromHub, content_of, digits, members};
 use crate::harness::{Context, Report, Samples};
 use crate::link::{Namespace, Segment};
+use crate::live::Hub;
 use anyhow::{Context as _, anyhow, ensure};
 use floe_api::SwarmJoin;
 use floe_image::datagram::GroupKey;

@@ -3,10 +3,10 @@
 //! leaves the parent's host until then. The hosts are network namespaces behind gigabit links, and share this machine's processors.
 use super::fork::{end, start};
 use super::fork_hosts::{answers, fork_away, nodes_of};
-use super::live::{Node, at_once, write_distinct};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use crate::link::Segment;
+use crate::live::{Node, at_once, write_distinct};
 use anyhow::{Context as _, ensure};
 use floe_api::{MulticastUse, SwarmWay};
 use std::collections::BTreeMap;

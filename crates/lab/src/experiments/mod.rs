@@ -1,7 +1,7 @@
 //! The experiments, one file each ([`hammer`] is a folder). Each one uses the real crates and measures its alternative in
 //! the same run.
 //!
-//! Several of them share [`local`] (a mount with everything local), [`live`] (nodes and hubs as processes), [`wan`] (two
+//! Several of them share [`local`] (a mount with everything local), [`live`](crate::live) (nodes and hubs as processes), [`wan`] (two
 //! hosts and a slow link) and [`plain`] (QEMU without floe).
 pub mod activate;
 mod activate_ways;
@@ -40,7 +40,6 @@ pub mod io_cost;
 pub mod io_sim;
 pub mod io_who;
 pub mod isolation;
-pub mod live;
 pub mod local;
 pub mod mcast;
 mod mcast_clones;

@@ -3,9 +3,9 @@
 //!
 //! The server is the one of the tests of `floe-source`. The same files stand behind it as a web server's, and as buckets in the wire forms
 //! of S3, of Google's storage and of Azure's; each way of answering is a directory of the web server, or a bucket.
-use super::live::Node;
 use crate::guest::Guest;
 use crate::harness::{Context, Report};
+use crate::live::Node;
 use crate::workload;
 use anyhow::{Context as _, bail};
 use floe_api::{PullRequest, PushRequest, RunRequest};

@@ -1,9 +1,9 @@
 //! `park`: what a parked machine takes of its host's memory, and how long a connection to it waits for its first byte. Compared with
 //! the same machine while it runs, and started from its disks.
-use super::live::{Node, drop_caches};
 use super::wan;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
+use crate::live::{Node, drop_caches};
 use anyhow::{Context as _, bail};
 use floe_api::{RunRequest, StartRequest, StopRequest};
 use std::io::{Read, Write};

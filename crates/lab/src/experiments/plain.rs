@@ -1,9 +1,9 @@
 //! The alternative without floe: QEMU alone, whose state is saved and loaded by its own migration stream through a file.
-use super::live::{at_once, tell_console};
 use super::park::until_it_answers;
 use crate::guest::{Guest, READY};
 use crate::harness::Samples;
 use crate::link::Namespace;
+use crate::live::{at_once, tell_console};
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};

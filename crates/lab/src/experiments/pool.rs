@@ -1,8 +1,8 @@
 //! `pool`: how many substrates of different machines fit 8 GB of the host's memory; and how much memory many substrates take that were
 //! made of ten guests again and again, after different work. Compared with the same number of substrates that share nothing.
 use super::dock::{Kind, TINY, boot, dock, work};
-use super::live::Node;
 use crate::harness::{Context, Report, Samples, own_memory};
+use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use std::path::Path;
 use std::time::{Duration, Instant};

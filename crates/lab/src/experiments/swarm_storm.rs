@@ -2,8 +2,8 @@
 //!
 //! The hub is a process of its own. The hosts are in this one, without mounts and QEMUs: each asks the hub who takes part, and goes on asking;
 //! brings what a start needs from the others and the hub, as a node does; and holds every byte of it to the image.
-use super::live::Hub;
 use crate::harness::{Context, HostTimes, Report, Samples};
+use crate::live::Hub;
 use crate::workload::noise;
 use anyhow::{Context as _, anyhow, ensure};
 use floe_api::{SwarmJoin, SwarmMembership};

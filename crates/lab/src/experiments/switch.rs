@@ -4,8 +4,8 @@
 //! One process hands a byte to another and gets it back, both on one processor. Of that round trip half is a switch, less what one process
 //! needs for the same reads, writes and touches of its memory alone.
 use super::cpu_user::{guest_with, rate, said};
-use super::live::Node;
 use crate::harness::{Context, Report, Samples};
+use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use std::path::Path;
 use std::process::Command;

@@ -1,9 +1,9 @@
 //! `template`: a new machine of a template whose disk has 2 to 20 GB, until its QEMU runs. Compared with a copy of that disk, which a
 //! template that is a file needs for each machine (table 3.1 of the dissertation on VM Substrate).
 use super::activate::forget;
-use super::live::{Node, import_request};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, interleave};
+use crate::live::{Node, import_request};
 use anyhow::{Context as _, ensure};
 use floe_api::{RunRequest, Wait};
 use rand::Rng as _;

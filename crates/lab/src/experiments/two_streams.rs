@@ -1,11 +1,11 @@
 //! `two-streams`: two machines are started together on one host. Over one link, each should wait as if it had half of the
 //! link; over two links, as if the other machine did not exist. Two machines of one image share what comes, so over one link
 //! each should be done as soon as if it were alone. Real guests, real hubs, emulated links.
-use super::live::{Hub, Node};
 use super::stream_real::site::{model_traces, own_trace, wait_for_model};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use crate::link::{Bridge, Rate, Shape};
+use crate::live::{Hub, Node};
 use anyhow::Context as _;
 use floe_api::{REHEARSE_S_DEFAULT, RunRequest, StopRequest, Wait};
 use floe_image::Hash;

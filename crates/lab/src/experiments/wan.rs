@@ -1,10 +1,10 @@
 //! The main use on two hosts: a guest is captured at the far end, published, and resumed at the near end, behind a slow
 //! link. The experiment `resume-wan` measures it, `floe-lab demo` shows it.
-use super::live::{Hub, Node};
 use crate::content::Content;
 use crate::guest::Guest;
 use crate::harness::Context;
 use crate::link::{Bridge, Shape};
+use crate::live::{Hub, Node};
 use anyhow::Context as _;
 use floe_api::{Event, ImageSummary, Outcome, REHEARSE_S_DEFAULT, RunRequest};
 use floe_image::TraceReader;
@@ -129,7 +129,7 @@ impl Wan {
     pub fn touched_bytes(&self, resumed: &Resumed) -> anyhow::Result<u64> {
         let image = Content::open(&self.homes.join("origin"), &self.image.id)?;
         let mut chunks: BTreeSet<(u8, u32)> = BTreeSet::new();
-        for trace in find_traces(&resumed.node.home)? {
+        for trace in resumed.node.traces()? {
             let bytes = std::fs::read(&trace)?;
             for access in TraceReader::new(&bytes)? {
                 chunks.insert((access.region, access.chunk));
@@ -153,29 +153,6 @@ impl Resumed {
     pub fn wire(&self, wan: &Wan) -> u64 {
         wan.wire() - self.wire_before
     }
-}
-
-/// Returns the trace files of a node's machines.
-pub fn find_traces(home: &Path) -> anyhow::Result<Vec<PathBuf>> {
-    let mut found = Vec::new();
-    let mut dirs = vec![home.join("machines")];
-    while let Some(dir) = dirs.pop() {
-        for entry in std::fs::read_dir(&dir)
-            .with_context(|| format!("cannot list {}", dir.display()))?
-            .flatten()
-        {
-            let path = entry.path();
-            if entry.file_type()?.is_dir() {
-                dirs.push(path);
-            } else if path
-                .file_name()
-                .is_some_and(|name| name.to_string_lossy().contains("trace"))
-            {
-                found.push(path);
-            }
-        }
-    }
-    Ok(found)
 }
 
 /// Returns the guest of an experiment: Debian with 1 GiB, or the tiny one for a quick check.

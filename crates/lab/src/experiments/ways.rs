@@ -2,9 +2,9 @@
 //! two ways it writes, also into the middle of a file, and syncs; after each way its caches are dropped and all that it wrote is compared.
 //!
 //! A full run takes long, so that it can be done in sittings (`--kept FILE --minutes N`), and goes on where it was cut.
-use super::live::{Hub, Node, import_request, tell_console};
 use crate::guest::Guest;
 use crate::harness::{Context, Kept, Report};
+use crate::live::{Hub, Node, import_request, tell_console};
 use anyhow::{Context as _, bail, ensure};
 use floe_api::{
     ActivateRequest, DockRequest, Event, ForkRequest, IndependentRequest, Limits, ResizeRequest,

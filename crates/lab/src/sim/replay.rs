@@ -7,8 +7,8 @@
 //! once, and it gets a new estimate of the link four times a second.
 use super::download::{Demanded, Download, Item};
 use super::figures::{Run, Stall, StallKind};
-use super::image::ImageShape;
 use super::wire::LinkSpec;
+use crate::shape::ImageShape;
 use floe_image::CHUNKS_PER_SEGMENT;
 use floe_planner::{
     Action, BLOCK_CHUNKS, Config, Event, Link, LinkId, Model, Planner, RegionId, Timed, Urgency,

@@ -1,5 +1,5 @@
 //! Recorded runs as accesses to pieces of packs.
-use crate::sim::ImageShape;
+use crate::shape::ImageShape;
 use floe_planner::ZeroTrace;
 use floe_swarm::policy::PieceId;
 use std::collections::HashMap;
@@ -163,7 +163,7 @@ pub fn profile(runs: &[&Recorded]) -> Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::sim::RegionShape;
+    use crate::shape::RegionShape;
     use floe_planner::{Timed, Urgency};
 
     #[test]

@@ -3,9 +3,8 @@ use super::convert;
 use super::session::Session;
 use super::{ALL, SHELL, Workload};
 use crate::content::Content;
-use crate::experiments::live::Node;
-use crate::experiments::wan::find_traces;
 use crate::guest::Guest;
+use crate::live::Node;
 use anyhow::{Context, bail};
 use floe_image::{Access, TraceHeader, TraceReader};
 use serde::{Deserialize, Serialize};
@@ -210,7 +209,7 @@ impl Collector {
         session.stop()?;
         std::thread::sleep(WRITTEN_OUT);
         let machine = node.home.join("machines").join(MACHINE);
-        let traces = find_traces(&node.home)?;
+        let traces = node.traces()?;
         let path = traces
             .iter()
             .find(|path| path.starts_with(&machine))

@@ -1,6 +1,6 @@
 //! One running guest, as a workload uses it: a shell on the serial line, a keyboard, a mouse.
 use super::input::Input;
-use crate::experiments::live::Node;
+use crate::live::Node;
 use anyhow::{Context, bail};
 use rand::SeedableRng;
 use rand::rngs::StdRng;

@@ -1,7 +1,7 @@
 //! The stages of a guest at which workloads start. Each is an image that is captured from a machine of the previous one.
 use super::session::Session;
-use crate::experiments::live::Node;
 use crate::guest::{Guest, READY};
+use crate::live::Node;
 use floe_api::{RunRequest, Wait};
 use std::time::Duration;
 

@@ -3,8 +3,8 @@
 
 mod files;
 
-use super::live::Node;
 use crate::harness::{Context, Report};
+use crate::live::Node;
 use anyhow::ensure;
 use files::{Case, Expect};
 use floe_api::{ExportFormat, ExportRequest, ImportRequest};

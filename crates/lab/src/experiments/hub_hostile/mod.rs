@@ -10,8 +10,8 @@ mod client;
 mod cluster;
 pub mod strangers;
 
-use super::live::{Hub, Server};
 use crate::harness::{Context, Report, Samples};
+use crate::live::{Hub, Server};
 use anyhow::{Context as _, ensure};
 use client::{Client, request};
 use floe_hub::create_token;

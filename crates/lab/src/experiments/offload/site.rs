@@ -2,9 +2,9 @@
 //!
 //! The device is what a quota leaves of one core to its node and to its QEMU together. The image of the machine is on both sides.
 use crate::experiments::io::groups::CpuCap;
-use crate::experiments::live::Node;
 use crate::guest::Guest;
 use crate::link::{Bridge, Rate, Shape, Trace};
+use crate::live::Node;
 use anyhow::Context as _;
 use floe_api::client::ClientError;
 use floe_api::{

@@ -1,5 +1,5 @@
 //! Compares a guest's screens: does it show what it showed before, and does it react?
-use crate::experiments::live::Node;
+use crate::live::Node;
 use crate::workloads::Session;
 use anyhow::{Context, bail};
 use std::io::Cursor;

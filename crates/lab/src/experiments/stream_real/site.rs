@@ -1,9 +1,9 @@
 //! Two hosts with a slow link between them: at the far end a hub with two images of one desktop and with traces of
 //! earlier users' machines, at the near end users.
 use super::screen::{Screen, until_usable};
-use crate::experiments::live::{Hub, Node};
 use crate::guest::Guest;
 use crate::link::{Bridge, Shape};
+use crate::live::{Hub, Node};
 use crate::workloads::{Session, Stage, use_desktop};
 use anyhow::{Context as _, bail};
 use floe_api::{

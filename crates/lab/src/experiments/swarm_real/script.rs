@@ -1,7 +1,7 @@
 //! A recorded workload as something that can be done to a real disk: a disk of the same shape, and the order and the times in which
 //! the recorded runs touch its chunks.
 use super::guest::{LIST_MAX, Sum, boot_sector};
-use crate::sim::RegionShape;
+use crate::shape::RegionShape;
 use crate::swarm_sim::{PIECE_BYTES, Recorded};
 use crate::traces::Workload;
 use crate::workload::noise;

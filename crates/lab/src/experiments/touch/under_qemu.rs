@@ -1,9 +1,9 @@
 //! The number of bytes that one cold fault of a real guest reads: a tiny guest is captured, and restored with its RAM on
 //! the mount. QEMU asks for huge pages; if the exec wrapper did not refuse them, a fault would read 4 MiB.
-use crate::experiments::live::ask_console;
 use crate::experiments::local::LocalMount;
 use crate::guest::{Guest, READY};
 use crate::harness::{Context, Report};
+use crate::live::ask_console;
 use anyhow::{Context as _, bail};
 use floe_image::CHUNK_SIZE;
 use floe_machine::{Boot, CaptureOptions, Machine, Programs, Snapshot, Socket, Spec, accel};

@@ -4,9 +4,9 @@ use super::heard::{Heard, Said};
 use crate::experiments::activate::{host_name, join};
 use crate::experiments::hammer::driver::{IMAGE, import_guest};
 use crate::experiments::hammer::world::{kill_supervisor_of, make_initrd};
-use crate::experiments::live::Node;
 use crate::guest::Guest;
 use crate::link::Segment;
+use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use floe_api::client::{Client, ClientError};
 use floe_api::{

@@ -479,6 +479,29 @@ impl Node {
         Ok(self.client.machine(name)?)
     }
 
+    /// Returns the trace files of its machines.
+    pub fn traces(&self) -> anyhow::Result<Vec<PathBuf>> {
+        let mut found = Vec::new();
+        let mut dirs = vec![self.home.join("machines")];
+        while let Some(dir) = dirs.pop() {
+            for entry in std::fs::read_dir(&dir)
+                .with_context(|| format!("cannot list {}", dir.display()))?
+                .flatten()
+            {
+                let path = entry.path();
+                if entry.file_type()?.is_dir() {
+                    dirs.push(path);
+                } else if path
+                    .file_name()
+                    .is_some_and(|name| name.to_string_lossy().contains("trace"))
+                {
+                    found.push(path);
+                }
+            }
+        }
+        Ok(found)
+    }
+
     /// Ends a machine and forgets it.
     pub fn remove(&self, name: &str) -> anyhow::Result<()> {
         Ok(self.client.remove_machine(name, true)?)
