@@ -9,12 +9,12 @@ use crate::job::Raw;
 use crate::machine::{self, Machine};
 use crate::overlay::{BaseRecord, remove_earlier_boots};
 use crate::trace::Trace;
-use crate::tree::{Kept, Node, Tree};
+use crate::tree::{Kept, Node, Table, Tree, disk_entry, is_shown};
 use crate::{
     ImageHandle, ImageSpec, Keeper, MachineHandle, MachineSpec, MountError, MountOptions,
     PushReport, Stats,
 };
-use crate::{abi, crew, disks, owner, push, serve, start};
+use crate::{abi, crew, owner, push, serve, start};
 use floe_image::{Hash, Manifest};
 use floe_planner::{Event, Planner, Urgency};
 use floe_threads::Task;
@@ -51,7 +51,7 @@ pub struct Mount {
 /// A connection to the kernel, new or taken over.
 struct Connection {
     devices: Vec<Device>,
-    table: Option<crate::tree::Table>,
+    table: Option<Table>,
     max_write: usize,
 }
 
@@ -440,7 +440,7 @@ impl Mount {
             machine
                 .disks()
                 .into_iter()
-                .map(|disk| disks::entry(&machine, disk)),
+                .map(|disk| disk_entry(&machine, disk)),
         );
         self.core
             .tree
@@ -654,11 +654,6 @@ impl Drop for Mount {
             tracing::error!(%error, "unmounting failed");
         }
     }
-}
-
-/// Returns whether a machine's directory shows this region of its image (its memory, not its disks).
-pub(crate) fn is_shown(region: &str) -> bool {
-    region == "vram" || floe_image::memory_block(region).is_some()
 }
 
 fn check_machine_name(name: &str) -> Result<(), MountError> {

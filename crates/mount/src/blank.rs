@@ -46,9 +46,6 @@ pub struct BlankDisk {
     pub beginning: Vec<u8>,
 }
 
-/// What the disks of a blank begin with, by their regions' names.
-pub(crate) type Beginnings = HashMap<String, Vec<u8>>;
-
 /// The store of a blank: it has the chunks with which the disks begin, and nothing else is ever asked for.
 struct Nothing {
     beginnings: HashMap<Hash, Box<[u8; CHUNK_SIZE]>>,

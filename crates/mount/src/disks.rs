@@ -1,21 +1,13 @@
 //! Disks of a machine on the mount: those that it begins with, and those that come and go while its VMM runs.
 
-use crate::api::is_shown;
 use crate::image::Image;
 use crate::machine::Machine;
 use crate::overlay::{Base, Disk, RECORD};
-use crate::tree::Node;
+use crate::tree::{disk_entry, is_shown};
 use crate::{DiskSpec, Mount, MountError};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
-
-/// Returns a disk's path on the mount, and the node that stands there.
-pub(crate) fn entry(machine: &Arc<Machine>, disk: Arc<Disk>) -> (String, Option<Node>) {
-    let path = format!("machines/{}/{}", machine.name, disk.name);
-    let machine = machine.clone();
-    (path, Some(Node::Disk { machine, disk }))
-}
 
 impl Mount {
     /// Opens a disk of a machine of this image with this directory, or makes a new one.
@@ -74,7 +66,7 @@ impl Mount {
         let owner = Some((machine.uid, machine.gid));
         self.core
             .tree
-            .add(vec![entry(&machine, disk.clone())], owner)?;
+            .add(vec![disk_entry(&machine, disk.clone())], owner)?;
         machine.disks.write().push(disk);
         Ok(())
     }

@@ -14,9 +14,9 @@
 use crate::core::Core;
 use crate::holders::{Holders, Turn};
 use crate::image::{Extra, Image, Need, Reading};
-use crate::io::IoScheduling;
 use crate::job::Job;
 use crate::machine::Machine;
+use crate::options::IoScheduling;
 use crate::overlay::{Base, Disk, Stop};
 use floe_extents::{Error, FileId, Kind, Limits, Map};
 use floe_sched::classify::{ImageId, Program};

@@ -2,7 +2,6 @@
 //! nothing while the chunk is in the store.
 
 use crate::backend::Backend;
-use crate::blank::Beginnings;
 use crate::maps::Maps;
 use crate::streaming::Streaming;
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Manifest, Patch, Segment};
@@ -83,6 +82,9 @@ pub(crate) struct Need {
 
 /// Items that were fetched for a waiting request and that the cache had no room for.
 pub(crate) type Extra = Mutex<HashMap<Hash, Box<[u8]>>>;
+
+/// What the disks of a blank begin with, by their regions' names.
+pub(crate) type Beginnings = HashMap<String, Vec<u8>>;
 
 /// What happened to a chunk that was touched for the first time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 use crate::files;
 use crate::job::Job;
 use crate::machine::Machine;
+use crate::options::IoScheduling;
 use crate::overlay::Disk;
 use crate::start::WORKERS;
 use crate::verdicts::{Decided, Verdicts};
@@ -24,18 +25,6 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
-
-/// How the requests that access the host's disk are ordered.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub enum IoScheduling {
-    /// What a person waits for goes first, and each machine has its share (vSIP).
-    #[default]
-    Vsip,
-    /// First come, first served, through the same queue.
-    Fifo,
-    /// There is no queue: the threads that serve the kernel access the disk themselves, as many as may.
-    Off,
-}
 
 /// What the scheduler of disk requests knows, with the machines' names.
 #[derive(Clone, Debug, Default, PartialEq)]

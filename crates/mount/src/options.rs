@@ -1,11 +1,7 @@
-//! What a caller gives to the mount: its options, its images and its machines.
+//! How a caller wants the mount to be.
 
-use crate::{ImageHandle, IoScheduling, Keeper};
-use floe_image::{Hash, Manifest};
-use floe_source::Fetcher;
-use floe_store::Cache;
+use crate::Keeper;
 use std::path::PathBuf;
-use std::sync::Arc;
 use std::time::Duration;
 
 /// How to mount, and how to serve the mount.
@@ -56,55 +52,14 @@ impl MountOptions {
     }
 }
 
-/// An image to add to the mount.
-pub struct ImageSpec {
-    /// Its name: the hash of the manifest.
-    pub id: Hash,
-    /// Its manifest, already verified.
-    pub manifest: Manifest,
-    /// Brings missing chunks into the cache.
-    pub fetcher: Arc<Fetcher>,
-    /// The local cache of chunks.
-    pub cache: Arc<Cache>,
-}
-
-/// A machine to add to the mount.
-pub struct MachineSpec {
-    /// Its name, which is also its directory's name on the mount: `[a-z0-9][a-z0-9._-]{0,62}`.
-    pub name: String,
-    /// The user that its VMM runs as; only this user (and root) can open the files.
-    pub uid: u32,
-    /// The group that owns the files.
-    pub gid: u32,
-    /// The image that it starts from: it gets the image's `ram` and `vram`, and its disks are based on the image's regions.
-    pub image: ImageHandle,
-    /// The directory of its disks' layers and its trace. A machine that is added again continues what is there.
-    pub dir: PathBuf,
-    /// Its disks.
-    pub disks: Vec<DiskSpec>,
-    /// The base disk whose list of interactive programs it has and teaches, together with all machines of that one; `None` for a list of
-    /// its image alone.
-    pub base: Option<Hash>,
-}
-
-/// A machine's disk.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct DiskSpec {
-    /// The file's name. The rules for names of regions apply (`disk0`).
-    pub name: String,
-    /// The region of the image that it starts from; `None` for an empty disk.
-    pub base: Option<String>,
-    /// Its size in bytes: a multiple of 512, at least the region's size. What is beyond the region reads as zeros.
-    pub size: u64,
-}
-
-impl DiskSpec {
-    /// Returns the disk that continues region `name` of an image. `size` is the region's size in bytes.
-    pub fn of_region(name: &str, size: u64) -> Self {
-        Self {
-            name: name.to_owned(),
-            base: Some(name.to_owned()),
-            size,
-        }
-    }
+/// How the requests that access the host's disk are ordered.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum IoScheduling {
+    /// What a person waits for goes first, and each machine has its share (vSIP).
+    #[default]
+    Vsip,
+    /// First come, first served, through the same queue.
+    Fifo,
+    /// There is no queue: the threads that serve the kernel access the disk themselves, as many as may.
+    Off,
 }

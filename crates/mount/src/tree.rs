@@ -97,6 +97,18 @@ pub(crate) enum Found {
     Nothing,
 }
 
+/// Returns a disk's path on the mount, and the node that stands there.
+pub(crate) fn disk_entry(machine: &Arc<Machine>, disk: Arc<Disk>) -> (String, Option<Node>) {
+    let path = format!("machines/{}/{}", machine.name, disk.name);
+    let machine = machine.clone();
+    (path, Some(Node::Disk { machine, disk }))
+}
+
+/// Returns whether a machine's directory shows this region of its image (its memory, not its disks).
+pub(crate) fn is_shown(region: &str) -> bool {
+    region == "vram" || floe_image::memory_block(region).is_some()
+}
+
 fn child(parent: &str, name: &str) -> String {
     if parent.is_empty() {
         name.to_owned()

@@ -11,9 +11,9 @@
 
 use crate::abi;
 use crate::core::Core;
-use crate::io::IoScheduling;
 use crate::job::{Job, Raw};
 use crate::machine::Machine;
+use crate::options::IoScheduling;
 use crate::overlay::{Disk, Layer};
 use crate::serve;
 use crate::start::IO_BYTES_MAX;
