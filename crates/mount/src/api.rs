@@ -5,9 +5,9 @@ use crate::core::Core;
 use crate::device::{self, Device};
 use crate::image::Image;
 use crate::inbox::{Message, Stir};
-use crate::job::Raw;
 use crate::machine::{self, Machine};
 use crate::overlay::{BaseRecord, remove_earlier_boots};
+use crate::raw::Raw;
 use crate::trace::Trace;
 use crate::tree::{Kept, Node, Table, Tree, disk_entry, is_shown};
 use crate::{

@@ -1,23 +1,12 @@
 //! What the disk workers have to do, and what the queue before them has to know of it.
 
 use crate::abi;
-use crate::image::First;
 use crate::machine::Machine;
 use crate::overlay::Disk;
 use crate::queue::Queued;
+use crate::raw::Raw;
 use floe_sched::Op;
 use std::sync::Arc;
-
-/// A request as it was read from the kernel.
-pub(crate) struct Raw {
-    /// The index of the descriptor that it was read from.
-    pub device: usize,
-    pub bytes: Vec<u8>,
-    /// What it touched for the first time when it was tried before.
-    pub firsts: Vec<First>,
-    /// How often it has waited for its disk's write-back.
-    pub rounds: u8,
-}
 
 /// One thing to do on the host's disk.
 pub(crate) enum Job {

@@ -50,6 +50,7 @@ mod patience;
 mod pinned;
 mod push;
 mod queue;
+mod raw;
 mod refused;
 mod retries;
 mod serve;

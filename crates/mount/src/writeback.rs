@@ -11,21 +11,17 @@
 
 use crate::abi;
 use crate::core::Core;
-use crate::job::{Job, Raw};
+use crate::job::Job;
 use crate::machine::Machine;
 use crate::options::IoScheduling;
-use crate::overlay::{Disk, Layer};
+use crate::overlay::{Dirty, Disk, Unwritten};
+use crate::raw::Raw;
 use crate::serve;
 use crate::start::IO_BYTES_MAX;
-use floe_sched::writeback::{Action, Admission, FlushId, Ticket, WriteBack, WriteBackOptions};
+use floe_sched::writeback::{Action, Admission};
 use floe_sched::{Class, Full, Purpose, Who};
-use parking_lot::Mutex;
-use std::collections::{HashMap, VecDeque};
-use std::sync::{Arc, Weak};
-use std::time::Instant;
+use std::sync::Arc;
 
-/// Most bytes of a disk that are only in the page cache: some seconds of a hard disk.
-const DIRTY_BYTES_MAX: u64 = 128 << 20;
 /// A flush with no more than this to write isn't worth a piece: the sync writes it as quickly.
 const FLUSH_WHOLE_MAX: u64 = 256 << 10;
 /// If more than this (two pieces) was written while a flush waited for its pieces, it waits once more, for those.
@@ -33,79 +29,10 @@ const FLUSH_AGAIN_MIN: u64 = 8 << 20;
 /// How often a flush waits for pieces.
 const ROUNDS_MAX: u8 = 2;
 
-/// The write-back of one disk. Locks: itself.
-pub(crate) struct Behind {
-    began: Instant,
-    state: Mutex<State>,
-}
-
-struct State {
-    back: WriteBack,
-    /// What is dirty, the oldest first.
-    dirty: VecDeque<Dirty>,
-    /// Flushes that wait for pieces.
-    flushes: VecDeque<(FlushId, Who, Raw)>,
-    /// Writes that wait because too much is dirty.
-    writers: HashMap<Ticket, (Who, Raw)>,
-}
-
-struct Dirty {
-    layer: Weak<Layer>,
-    offset: u64,
-    bytes: u64,
-}
-
 /// What is to be queued.
 type Todo = Vec<(Who, Job)>;
 
-impl Default for Behind {
-    fn default() -> Behind {
-        let options = WriteBackOptions {
-            // The kernel writes out by itself what has been dirty for long.
-            age_us: u64::MAX,
-            dirty_bytes_max: DIRTY_BYTES_MAX,
-            ..WriteBackOptions::default()
-        };
-        Behind {
-            began: Instant::now(),
-            state: Mutex::new(State {
-                back: WriteBack::new(options),
-                dirty: VecDeque::new(),
-                flushes: VecDeque::new(),
-                writers: HashMap::new(),
-            }),
-        }
-    }
-}
-
-/// Offsets and lengths in a layer, in bytes.
-type Ranges = Vec<(u64, u64)>;
-
-impl State {
-    /// Takes so many of the oldest dirty bytes off the list, by layer.
-    fn oldest(&mut self, bytes: u64) -> Vec<(Arc<Layer>, Ranges)> {
-        let mut found: Vec<(Arc<Layer>, Ranges)> = Vec::new();
-        let mut left = bytes;
-        while left > 0
-            && let Some(first) = self.dirty.front_mut()
-        {
-            let n = left.min(first.bytes);
-            let (layer, offset) = (first.layer.upgrade(), first.offset);
-            first.offset += n;
-            first.bytes -= n;
-            if first.bytes == 0 {
-                self.dirty.pop_front();
-            }
-            left -= n;
-            let Some(layer) = layer else { continue };
-            match found.iter_mut().find(|(of, _)| Arc::ptr_eq(of, &layer)) {
-                Some((_, ranges)) => ranges.push((offset, n)),
-                None => found.push((layer, vec![(offset, n)])),
-            }
-        }
-        found
-    }
-
+impl Unwritten {
     /// Turns what the state machine wants done into jobs.
     fn jobs(&mut self, machine: &Arc<Machine>, disk: &Arc<Disk>, actions: Vec<Action>) -> Todo {
         let mut todo = Todo::new();
@@ -138,24 +65,6 @@ impl State {
             }
         }
         todo
-    }
-}
-
-impl Behind {
-    fn now_us(&self) -> u64 {
-        self.began.elapsed().as_micros() as u64
-    }
-
-    /// Returns how far the guest has written.
-    pub(crate) fn position(&self) -> u64 {
-        self.state.lock().back.position()
-    }
-
-    /// Notes that everything that was written by then is on the disk.
-    pub(crate) fn synced(&self, position: u64) {
-        let state = &mut *self.state.lock();
-        let bytes = state.back.synced(position);
-        state.oldest(bytes);
     }
 }
 

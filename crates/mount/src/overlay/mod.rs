@@ -13,6 +13,7 @@
 //! A disk that is grown, in use or not, gets a new top layer of its new size: no layer ever changes its length. The record has the
 //! size, and is written first; a disk whose top layer is shorter than the record says gets that layer when it is opened.
 
+mod behind;
 #[cfg(test)]
 mod failing_disk;
 #[cfg(test)]
@@ -39,7 +40,8 @@ pub use frozen::FrozenDisk;
 
 use crate::MountError;
 use crate::image::{Image, Reading};
-use crate::writeback::Behind;
+use behind::Behind;
+pub(crate) use behind::{Dirty, Unwritten};
 use floe_image::{CHUNK_SIZE, Hash};
 use floe_store::{Durability, private};
 pub(crate) use layer::Layer;
