@@ -9,7 +9,6 @@ use crate::askers::{self, Askers, Asking};
 use crate::chores::{self, Chore};
 use crate::crew::Queues;
 use crate::device::Device;
-use crate::files;
 use crate::image::{Extra, First, Image, Reading};
 use crate::inbox::Message;
 use crate::io::Classes;
@@ -454,7 +453,7 @@ impl Core {
                 data,
             } => disk.write(*offset, data, &mut reading).inspect(|()| {
                 // whoever has answered the request meanwhile, it is written
-                files::wrote(machine, disk, *offset, data);
+                machine.files.wrote(disk, *offset, data);
                 let bytes = data.len() as u64;
                 writeback::wrote_late(self, (machine, disk), (*offset, bytes));
             }),
@@ -465,7 +464,7 @@ impl Core {
                 len,
             } => disk
                 .zero(*offset, *len, &mut reading)
-                .inspect(|()| files::zeroed(machine, disk, *offset, *len)),
+                .inspect(|()| machine.files.zeroed(disk, *offset, *len)),
         };
         match result {
             Ok(()) => self.answer(held, &mut buf, reading),

@@ -14,7 +14,8 @@ use crate::{MountError, MountOptions, owner, trace};
 use floe_planner::Planner;
 use floe_sched::Fifo;
 use floe_threads::Task;
-use std::sync::Arc;
+use std::collections::HashSet;
+use std::sync::{Arc, Weak};
 
 /// How many bytes of disk requests may wait for a worker. Beyond that the thread that reads a request does work itself.
 const DISK_BYTES_QUEUED_MAX: u64 = 64 << 20;
@@ -103,6 +104,28 @@ pub(crate) fn start(
     let (weak, retries) = (Arc::downgrade(core), queues.retries.clone());
     spawn("floe-retry".into(), move || retries::run(&weak, &retries))?;
     let (weak, traces) = (Arc::downgrade(core), queues.traces.clone());
-    spawn("floe-traces".into(), move || trace::run(&weak, &traces))?;
+    spawn("floe-traces".into(), move || write_traces(&weak, &traces))?;
     Ok(serving)
+}
+
+/// Writes all machines' traces out now and then, until the mount is gone. A disk that stands still holds up this thread only.
+fn write_traces(core: &Weak<Core>, writer: &trace::Writer) {
+    let mut failed = HashSet::new();
+    while writer.next() {
+        let Some(core) = core.upgrade() else {
+            return;
+        };
+        let machines: Vec<_> = core.machines.read().values().cloned().collect();
+        let before = std::mem::take(&mut failed);
+        for machine in machines {
+            let Err(error) = machine.trace.write_out() else {
+                continue;
+            };
+            // a disk may be full for long
+            if !before.contains(&machine.id) {
+                tracing::warn!(machine = machine.name, %error, "the trace could not be written; it is tried again");
+            }
+            failed.insert(machine.id);
+        }
+    }
 }

@@ -1,37 +1,30 @@
 //! Which file of a machine's disk each block belongs to, by the disk's own file system (`floe-extents`).
 //!
-//! A map is made when somebody has first sent an input to the machine: nobody waits for a machine that nobody sits in front of. It begins
-//! as a copy of the map of what the disk is based on, which is made once for all machines of an image ([`crate::maps`]), and is told of
-//! what this machine has written since. Where the base has no map, or the machine has made its file systems anew, the file system is read
-//! as the machine sees it. A thread of its own does all that, so that neither a start nor a request waits for it; the reads count as
-//! nobody's touches, and where they access the host's disk they wait in its queue behind what guests wait for. From then on the map is
-//! kept up by what the guest writes. Whatever goes wrong (nothing known on the disk, damage, a part of it that isn't on this host) means
-//! no map, and no harm. What could not be read is tried again at a later input: an image may have come to this host since.
+//! A map, which is made when `file_maps` says so, begins as a copy of the map of what the disk is based on, which is made once for all
+//! machines of an image ([`crate::maps`]), and is told of what this machine has written since. Where the base has no map, or the machine has
+//! made its file systems anew, the file system is read as the machine sees it. A thread of its own does all that, so that neither a start
+//! nor a request waits for it; the reads count as nobody's touches, and where they access the host's disk they wait in its queue behind
+//! what guests wait for. From then on the map is kept up by what the guest writes. Whatever goes wrong (nothing known on the disk, damage,
+//! a part of it that isn't on this host) means no map, and no harm. What could not be read is tried again at a later input: an image may
+//! have come to this host since.
 //!
-//! Locks: the list of who has maps, for an input; then each map's own, last of all, for as long as a lookup takes. A read that finds the
-//! lock taken does without the map; a write waits for it for a while, then goes on, and the map is made again.
+//! Locks: each map's own, last of all, for as long as a lookup takes. A read that finds the lock taken does without the map; a write waits
+//! for it for a while, then goes on, and the map is made again.
 
-use crate::core::Core;
-use crate::holders::{Holders, Turn};
 use crate::image::{Extra, Image, Need, Reading};
-use crate::job::Job;
-use crate::machine::Machine;
-use crate::options::IoScheduling;
 use crate::overlay::{Base, Disk, Stop};
 use floe_extents::{Error, FileId, Kind, Limits, Map};
+use floe_image::Hash;
 use floe_sched::classify::{ImageId, Program};
-use floe_sched::{Full, Purpose, Who};
+use floe_sched::{Purpose, Who};
 use floe_source::SourceError;
 use parking_lot::{Mutex, RwLock};
 use std::io;
 use std::ops::Range;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Arc, Weak};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
-/// Machines that have maps at a time, on all mounts of this process. Each takes some 5 MB for a Debian, and 50 MB for the worst disk; as much
-/// again for the image that they stand on, once for all of them.
-const MACHINES_MAX: usize = 16;
 /// The bounds of one disk's map.
 const LIMITS: Limits = Limits {
     inodes: 1 << 18,
@@ -62,8 +55,12 @@ const LOOK_BYTES: u64 = 64 << 10;
 /// would wait meanwhile serve all machines.
 const NOTED_WITHIN: Duration = Duration::from_millis(50);
 
-/// Who has maps.
-static HOLDERS: Mutex<Holders<Files>> = Mutex::new(Holders::new(MACHINES_MAX));
+/// A read that accesses the host's disk.
+pub(crate) type Look = Box<dyn FnOnce() + Send>;
+
+/// Has a read of so many bytes done at the cost of the map's machine, when no guest waits for anything. Gives it back if there is no room
+/// for it.
+pub(crate) type InTurn = Arc<dyn Fn(Look, u64) -> io::Result<Option<Look>> + Send + Sync>;
 
 /// The maps of a machine's disks.
 #[derive(Default)]
@@ -74,10 +71,9 @@ pub(crate) struct Files {
 }
 
 /// A disk and its map.
-struct DiskMap {
-    core: Weak<Core>,
-    machine: Weak<Machine>,
+pub(crate) struct DiskMap {
     disk: Arc<Disk>,
+    in_turn: InTurn,
     /// The number of the disk among its machine's.
     number: u64,
     state: Mutex<State>,
@@ -120,10 +116,11 @@ struct Ready {
 }
 
 impl Files {
-    /// Returns the file that a byte of a disk belongs to and the directory of that, as far as this is known at once.
+    /// Returns the file that a byte of a disk belongs to and the directory of that, as far as this is known at once. `image` is the one that
+    /// the machine began with.
     pub(crate) fn at(
         &self,
-        machine: &Machine,
+        image: &Hash,
         disk: &Arc<Disk>,
         offset: u64,
     ) -> Option<(Program, Option<Program>)> {
@@ -134,7 +131,7 @@ impl Files {
         };
         match ready.map.at(offset)? {
             Kind::File(file) => {
-                let image = ImageId(*machine.image.id.as_bytes());
+                let image = ImageId(*image.as_bytes());
                 let folder = ready.map.directory(file).map(|folder| Program::Folder {
                     image,
                     inode: number(found.number, folder),
@@ -201,40 +198,20 @@ fn number(disk: u64, file: FileId) -> u64 {
     disk << 48 | u64::from(file.system) << 32 | u64::from(file.inode)
 }
 
-/// Makes the maps of a machine's disks at an input, on a thread of its own: if it has none, or could not read some of them a while ago.
-/// Where all places are taken, the machine that was used longest ago gives its maps up.
-pub(crate) fn begin(core: &Arc<Core>, machine: &Arc<Machine>) {
-    if core.options.io != IoScheduling::Vsip {
-        return;
-    }
-    let files = &machine.files;
-    let mut holders = HOLDERS.lock();
-    let (maps, given_up) = match holders.used(Instant::now(), files) {
-        Turn::Waits | Turn::Has => return,
-        Turn::LooksAgain => (files.unread(), Vec::new()),
-        Turn::Begins { instead_of } => {
-            let given_up = instead_of.map_or_else(Vec::new, |of| of.give_up());
-            (files.of_all_disks(core, machine), given_up)
-        }
-    };
-    drop(holders);
-    drop(given_up); // which takes a while
-    if !maps.is_empty() {
-        make_all(machine.name.clone(), maps);
-    }
-}
-
 impl Files {
     /// Enters a map for each disk, which is to be made. From here on all writes are noted.
-    fn of_all_disks(&self, core: &Arc<Core>, machine: &Arc<Machine>) -> Vec<Arc<DiskMap>> {
-        let disks = machine.disks().into_iter().zip(0..).take(DISKS_MAX);
+    pub(crate) fn of_all_disks(
+        &self,
+        disks: Vec<Arc<Disk>>,
+        in_turn: &InTurn,
+    ) -> Vec<Arc<DiskMap>> {
+        let disks = disks.into_iter().zip(0..).take(DISKS_MAX);
         let maps: Vec<Arc<DiskMap>> = disks
             .map(|(disk, number)| {
                 let state = Mutex::new(State::Reading(Some(Vec::new())));
                 Arc::new(DiskMap {
-                    core: Arc::downgrade(core),
-                    machine: Arc::downgrade(machine),
                     disk,
+                    in_turn: in_turn.clone(),
                     number,
                     state,
                     base: Mutex::default(),
@@ -250,7 +227,7 @@ impl Files {
     }
 
     /// Returns those maps that could not be read, which are to be made now. From here on all writes to their disks are noted.
-    fn unread(&self) -> Vec<Arc<DiskMap>> {
+    pub(crate) fn unread(&self) -> Vec<Arc<DiskMap>> {
         let maps = self.maps.read();
         let unread = maps.iter().filter(|map| match map.state.try_lock() {
             Some(mut state) if matches!(*state, State::None { for_now: true, .. }) => {
@@ -263,15 +240,41 @@ impl Files {
         unread.cloned().collect()
     }
 
+    /// Notes what a guest has written to a disk.
+    pub(crate) fn wrote(&self, disk: &Arc<Disk>, offset: u64, data: &[u8]) {
+        let Some(map) = self.of(disk) else {
+            return;
+        };
+        let range = offset..offset.saturating_add(data.len() as u64);
+        if map.note(&range, |map| map.wrote(offset, data)) {
+            map.catch_up_later();
+        }
+    }
+
+    /// Notes that a guest has written zeros.
+    pub(crate) fn zeroed(&self, disk: &Arc<Disk>, offset: u64, len: u64) {
+        let Some(map) = self.of(disk) else {
+            return;
+        };
+        let end = offset.saturating_add(len.min(ZEROED_MAX));
+        // the map is held for a piece at a time: the disk's other writers wait for it
+        for range in pieces(offset..end, ZEROS.len() as u64) {
+            let zeros = &ZEROS[..(range.end - range.start) as usize];
+            if map.note(&range, |map| map.wrote(range.start, zeros)) {
+                map.catch_up_later();
+            }
+        }
+    }
+
     /// Gives all maps up, and returns them.
-    fn give_up(&self) -> Vec<Arc<DiskMap>> {
+    pub(crate) fn give_up(&self) -> Vec<Arc<DiskMap>> {
         self.any.store(false, Ordering::Release);
         std::mem::take(&mut *self.maps.write())
     }
 }
 
 /// Makes maps, one after the other, on a thread of its own.
-fn make_all(machine: String, maps: Vec<Arc<DiskMap>>) {
+pub(crate) fn make_all(machine: String, maps: Vec<Arc<DiskMap>>) {
     let name = machine.clone();
     let work = move || {
         for map in maps {
@@ -288,32 +291,6 @@ fn make_all(machine: String, maps: Vec<Arc<DiskMap>>) {
     };
     if let Err(error) = floe_threads::spawn("floe-files", work) {
         tracing::warn!(machine = name, %error, "no thread for the map of its files");
-    }
-}
-
-/// Notes what a guest has written to a disk.
-pub(crate) fn wrote(machine: &Machine, disk: &Arc<Disk>, offset: u64, data: &[u8]) {
-    let Some(map) = machine.files.of(disk) else {
-        return;
-    };
-    let range = offset..offset.saturating_add(data.len() as u64);
-    if map.note(&range, |map| map.wrote(offset, data)) {
-        map.catch_up_later();
-    }
-}
-
-/// Notes that a guest has written zeros.
-pub(crate) fn zeroed(machine: &Machine, disk: &Arc<Disk>, offset: u64, len: u64) {
-    let Some(map) = machine.files.of(disk) else {
-        return;
-    };
-    let end = offset.saturating_add(len.min(ZEROED_MAX));
-    // the map is held for a piece at a time: the disk's other writers wait for it
-    for range in pieces(offset..end, ZEROS.len() as u64) {
-        let zeros = &ZEROS[..(range.end - range.start) as usize];
-        if map.note(&range, |map| map.wrote(range.start, zeros)) {
-            map.catch_up_later();
-        }
     }
 }
 
@@ -565,19 +542,12 @@ impl DiskMap {
         (offset, bytes): (u64, Vec<u8>),
         extra: &Arc<Extra>,
     ) -> io::Result<Tried> {
-        let (Some(core), Some(machine)) = (self.core.upgrade(), self.machine.upgrade()) else {
-            return Err(io::Error::other("the machine is gone"));
-        };
         let (tell, told) = crossbeam_channel::bounded(1);
         let (what, extra, length) = (what.clone(), extra.clone(), bytes.len() as u64);
         let read = move || {
             let _ = tell.send(Tried::new(&what, (offset, bytes), &extra, false));
         };
-        let job = Job::Look(Box::new(read), length);
-        let queued = core.queues.work.submit(machine.who(Purpose::Settle), job);
-        // the mount ends without this thread: what it has queued is dropped then
-        drop((core, machine));
-        if let Err(Full(Job::Look(read, _))) = queued {
+        if let Some(read) = (self.in_turn)(Box::new(read), length)? {
             read();
         }
         told.recv().map_err(io::Error::other)

@@ -3,7 +3,7 @@
 //! All disk requests of all machines pass through this mount, so the host's own scheduler can't tell the machines apart. What the
 //! host has in memory is read at once; the rest waits in one queue for the disk workers, in the order of a policy of floe-sched.
 
-use crate::files;
+use crate::file_maps;
 use crate::job::Job;
 use crate::machine::Machine;
 use crate::options::IoScheduling;
@@ -163,7 +163,7 @@ impl Classes {
             offset,
         });
         let file = match op {
-            Op::Read | Op::Write => machine.files.at(machine, disk, offset),
+            Op::Read | Op::Write => machine.files.at(&machine.image.id, disk, offset),
             Op::Flush => None,
         };
         let (file, folder) = file.map_or((None, None), |(file, folder)| (Some(file), folder));
@@ -358,7 +358,7 @@ impl MachineHandle {
         let classes = &self.core.classes;
         let now_us = classes.now_us();
         classes.classifier.lock().input(now_us, self.machine.id);
-        files::begin(&self.core, &self.machine);
+        file_maps::begin(&self.core, &self.machine);
     }
 
     /// Returns whether an input to this machine was ever reported.

@@ -33,6 +33,7 @@ mod crew;
 mod device;
 mod disks;
 mod error;
+mod file_maps;
 mod files;
 mod handles;
 mod holders;

@@ -4,7 +4,6 @@
 use crate::abi::{self, Header, op, open};
 use crate::askers::Asking;
 use crate::core::{Asker, Core, Op, Target, Touches, is_killed};
-use crate::files;
 use crate::image::{First, Reading};
 use crate::job::Job;
 use crate::machine::{self, Machine};
@@ -464,7 +463,7 @@ impl Call<'_> {
         let mut reading = Reading::default();
         match disk.write(offset, data, &mut reading) {
             Ok(()) => {
-                files::wrote(&machine, &disk, offset, data);
+                machine.files.wrote(&disk, offset, data);
                 self.reply(&abi::Out::default().u32(data.len() as u32).u32(0).0);
                 count_write(self.core, &machine, bytes);
                 writeback::wrote(self.core, of, (offset, bytes), reply);
@@ -571,7 +570,7 @@ impl Call<'_> {
         let mut reading = Reading::default();
         match disk.zero(offset, len, &mut reading) {
             Ok(()) => {
-                files::zeroed(machine, disk, offset, len);
+                machine.files.zeroed(disk, offset, len);
                 self.errno(0);
             }
             Err(Stop::Needs | Stop::OnDisk) => {

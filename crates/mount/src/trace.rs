@@ -1,16 +1,13 @@
 //! A machine's trace: which chunk it touched first, when, and how long it waited. Always on: recording an access costs a lock
-//! and some bytes of memory, and never waits for the disk; a thread of its own appends to the files four times a second
-//! ([`run`]).
+//! and some bytes of memory, and never waits for the disk; a thread of its own (`crew`) appends to the files four times a second.
 
 use crate::MountError;
-use crate::core::Core;
 use floe_image::{Access, Hash, TraceHeader, TraceReader, TraceWriter};
 use parking_lot::{Condvar, Mutex};
-use std::collections::{HashSet, VecDeque};
+use std::collections::VecDeque;
 use std::fs::File;
 use std::io::{ErrorKind, Write};
 use std::path::{Path, PathBuf};
-use std::sync::Weak;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 /// The file's name in the machine's directory.
@@ -39,39 +36,18 @@ pub(crate) struct Writer {
 }
 
 impl Writer {
+    /// Waits until traces are to be written out; returns false once this is closed.
+    pub(crate) fn next(&self) -> bool {
+        let mut closed = self.closed.lock();
+        if !*closed {
+            self.changed.wait_for(&mut closed, WRITE_OUT_EVERY);
+        }
+        !*closed
+    }
+
     pub(crate) fn close(&self) {
         *self.closed.lock() = true;
         self.changed.notify_all();
-    }
-}
-
-/// Writes all machines' traces out now and then, until the mount is gone. A disk that stands still holds up this thread only.
-pub(crate) fn run(core: &Weak<Core>, writer: &Writer) {
-    let mut failed = HashSet::new();
-    loop {
-        let mut closed = writer.closed.lock();
-        if !*closed {
-            writer.changed.wait_for(&mut closed, WRITE_OUT_EVERY);
-        }
-        if *closed {
-            return;
-        }
-        drop(closed);
-        let Some(core) = core.upgrade() else {
-            return;
-        };
-        let machines: Vec<_> = core.machines.read().values().cloned().collect();
-        let before = std::mem::take(&mut failed);
-        for machine in machines {
-            let Err(error) = machine.trace.write_out() else {
-                continue;
-            };
-            // a disk may be full for long
-            if !before.contains(&machine.id) {
-                tracing::warn!(machine = machine.name, %error, "the trace could not be written; it is tried again");
-            }
-            failed.insert(machine.id);
-        }
     }
 }
 
