@@ -222,6 +222,7 @@ impl Mount {
             options,
             connection.max_write,
             took_over,
+            serve::handle_raw,
         );
         let core = Arc::new(core);
         let buffers = start::Buffers::new(core.devices.len(), core.max_write)

@@ -1,90 +1,18 @@
 //! Work for which the planner's thread would have to read a disk: another thread does it, and reports the outcome as an event. A disk that
 //! is slow, or stands still, delays what needs that disk and nothing else.
 
-use crate::core::{Core, Touches};
+use crate::core::Core;
 use crate::image::Image;
+use crate::job::Chore;
 use crate::machine;
 use crate::queue::{Queue, Queued};
 use floe_image::{Hash, Kind};
 use floe_planner::{Event, RegionId};
-use floe_sched::{Full, Who};
+use floe_sched::Who;
 use floe_source::SourceError;
 use parking_lot::Mutex;
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
-
-/// How many chores may wait. The planner has far fewer tables and looks under way; beyond this it is told that they failed, and
-/// asks again.
-pub(crate) const CHORES_QUEUED_MAX: usize = 4096;
-
-/// Something to do for the planner's thread.
-pub(crate) enum Chore {
-    /// Load tables from the cache, or have them fetched.
-    Tables {
-        region: RegionId,
-        segments: Vec<u32>,
-    },
-    /// Report which chunks of a block are worth fetching, of which the table isn't in memory.
-    Look { region: RegionId, block: u64 },
-    /// Have chunks of a block fetched, of which the table isn't in memory.
-    Fetch {
-        region: RegionId,
-        block: u64,
-        chunks: u64,
-    },
-    /// Find out which machine a thread belongs to, and account for what it touched.
-    Account(Touches),
-}
-
-impl Queued for Chore {
-    fn bytes(&self) -> u64 {
-        size_of::<Chore>() as u64
-    }
-
-    fn is_quick(&self) -> bool {
-        false
-    }
-}
-
-/// Hands a chore to the thread that does them. Without room it is answered as if it had failed, and what was touched is
-/// accounted for by what is known.
-pub(crate) fn submit(core: &Core, who: Who, chore: Chore) {
-    let Err(Full(chore)) = core.queues.chores.submit(who, chore) else {
-        return;
-    };
-    let answer = |event| core.queues.inbox.answer(event);
-    match chore {
-        Chore::Tables { region, segments } => {
-            for segment in segments {
-                let ok = false;
-                answer(Event::SegmentLoaded {
-                    region,
-                    segment,
-                    ok,
-                });
-            }
-        }
-        // All may be worth it: those that aren't are left out when they are to be fetched.
-        Chore::Look { region, block } => answer(Event::Candidates {
-            region,
-            block,
-            candidates: u64::MAX,
-            who,
-        }),
-        Chore::Fetch {
-            region,
-            block,
-            chunks,
-        } => answer(Event::Fetched {
-            region,
-            block,
-            chunks,
-            ok: false,
-            who,
-        }),
-        Chore::Account(touches) => core.account_now(&touches),
-    }
-}
 
 /// Runs until the mount is gone.
 pub(crate) fn run(core: &Weak<Core>, chores: &Queue<Chore>) {

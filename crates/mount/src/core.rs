@@ -1,36 +1,25 @@
-//! What all threads of the mount share, and the requests that wait.
-//!
-//! A request that needs chunks that aren't here is *held*: its needs go to the fetcher, and the thread that brings the last
-//! one tries the request again from its beginning. Trying again is the whole mechanism: a request that waited sees layers that
-//! were frozen, tables that were loaded and writes that were completed in the meantime, as a later request would.
+//! What all threads of the mount share.
 
-use crate::abi;
 use crate::askers::{self, Askers, Asking};
-use crate::chores::{self, Chore};
-use crate::crew::Queues;
+use crate::classes::Classes;
 use crate::device::Device;
-use crate::image::{Extra, First, Image, Reading};
+use crate::image::{Image, Reading};
 use crate::inbox::Message;
-use crate::io::Classes;
+use crate::job::Chore;
 use crate::machine::{self, Machine};
-use crate::overlay::{Disk, Stop};
-use crate::patience::{self, Act, Patience};
+use crate::options::MountOptions;
+use crate::overlay::Stop;
+use crate::patience;
+use crate::queues::Queues;
 use crate::raw::Raw;
+use crate::request::{Held, Target, Touches, image_of};
 use crate::tree::Tree;
-use crate::writeback;
-use crate::{MountOptions, Waits};
 use floe_planner::{Event, RegionId};
-use floe_sched::{Limit, MachineId, Purpose, Who};
-use floe_source::{Outlook, SourceError};
+use floe_sched::{Full, Limit, MachineId, Purpose, Who};
 use parking_lot::{Mutex, RwLock};
-use rustix::io::Errno;
 use std::collections::HashMap;
-use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU32, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Arc, Weak};
-use std::time::Instant;
-
-/// How many serving threads may fetch at a time (the fetcher's default `here_max`); a mount with no more threads lets none.
-const FETCHERS_HERE_MAX: usize = 2;
 
 #[derive(Default)]
 pub(crate) struct Counters {
@@ -51,66 +40,8 @@ pub(crate) struct Counters {
 /// For each machine its share of the host's disk and of links, and the household with which it has that share together.
 type Limits = HashMap<MachineId, (String, Limit)>;
 
-/// What a request reads or writes.
-#[derive(Clone)]
-pub(crate) enum Target {
-    Region(Arc<Image>, usize),
-    Disk(Arc<Machine>, Arc<Disk>),
-}
-
-/// A request that may have to wait for chunks.
-pub(crate) enum Op {
-    Read {
-        target: Target,
-        offset: u64,
-        len: usize,
-    },
-    Write {
-        machine: Arc<Machine>,
-        disk: Arc<Disk>,
-        offset: u64,
-        data: Vec<u8>,
-    },
-    Zero {
-        machine: Arc<Machine>,
-        disk: Arc<Disk>,
-        offset: u64,
-        len: u64,
-    },
-}
-
-/// Where an answer goes, and who made the request.
-#[derive(Clone, Copy)]
-pub(crate) struct Asker {
-    pub device: usize,
-    pub unique: u64,
-    pub asking: Asking,
-}
-
-/// What an answered request touched; goes into counters and traces.
-pub(crate) struct Touches {
-    pub target: Target,
-    pub asking: Asking,
-    pub firsts: Vec<First>,
-    /// How long the request had to wait; `None` if it was answered at once.
-    pub waited_us: Option<u64>,
-}
-
-/// A request that waits for chunks.
-pub(crate) struct Held {
-    pub op: Op,
-    pub asker: Asker,
-    /// For whom its chunks are fetched.
-    pub who: Who,
-    pub since: Instant,
-    left: AtomicUsize,
-    patience: Mutex<Patience>,
-    answered: AtomicBool,
-    /// Why one of its chunks is not to be had, as the latest attempt found.
-    failed: Mutex<Option<SourceError>>,
-    extra: Extra,
-    firsts: Mutex<Vec<First>>,
-}
+/// Handles a request that was handed over, on a thread that may be slow and has a buffer for the answer.
+pub(crate) type Handle = fn(&Arc<Core>, Who, Raw, &mut [u8]);
 
 pub(crate) struct Core {
     pub devices: Vec<Device>,
@@ -137,53 +68,8 @@ pub(crate) struct Core {
     pub waits_max: patience::Limits,
     /// Serving threads that are reading or writing a disk's file now.
     pub in_disks: AtomicUsize,
-}
-
-impl Op {
-    pub(crate) fn target(&self) -> Target {
-        match self {
-            Op::Read { target, .. } => target.clone(),
-            Op::Write { machine, disk, .. } | Op::Zero { machine, disk, .. } => {
-                Target::Disk(machine.clone(), disk.clone())
-            }
-        }
-    }
-}
-
-impl Op {
-    /// Says in words what it does.
-    fn what(&self) -> String {
-        match self {
-            Op::Read {
-                target: Target::Region(image, region),
-                ..
-            } => format!("a read of {}", image.regions[*region].name),
-            Op::Read {
-                target: Target::Disk(_, disk),
-                ..
-            } => format!("a read of {}", disk.name),
-            Op::Write { disk, .. } | Op::Zero { disk, .. } => format!("a write to {}", disk.name),
-        }
-    }
-}
-
-impl Held {
-    /// Notes that a chunk is not to be had. Of several reasons the one counts that does not pass by itself.
-    fn lacks(&self, error: SourceError) {
-        let mut failed = self.failed.lock();
-        let refused = |error: &SourceError| error.outlook() == Outlook::Refused;
-        if !failed.as_ref().is_some_and(refused) {
-            *failed = Some(error);
-        }
-    }
-}
-
-/// Returns the image whose chunks are needed to read a target.
-fn image_of(target: &Target) -> Option<Arc<Image>> {
-    match target {
-        Target::Region(image, _) => Some(image.clone()),
-        Target::Disk(_, disk) => disk.chain().base_image(),
-    }
+    /// How a request is handled that no queue has room for. What serves requests (`serve`) stands above all of this.
+    pub handle: Handle,
 }
 
 impl Core {
@@ -193,6 +79,7 @@ impl Core {
         options: MountOptions,
         max_write: usize,
         took_over: bool,
+        handle: Handle,
     ) -> Self {
         Self {
             devices,
@@ -216,6 +103,7 @@ impl Core {
             machines_made: AtomicU32::new(0),
             limits: Mutex::default(),
             in_disks: AtomicUsize::new(0),
+            handle,
         }
     }
 
@@ -299,218 +187,44 @@ impl Core {
         }
     }
 
-    /// Lets a request wait for what it needs.
-    pub(crate) fn hold(self: &Arc<Self>, op: Op, asker: Asker, who: Who, reading: Reading<'_>) {
-        let held = Arc::new(Held {
-            op,
-            asker,
-            who,
-            since: Instant::now(),
-            left: AtomicUsize::new(0),
-            patience: Mutex::default(),
-            answered: AtomicBool::new(false),
-            failed: Mutex::new(None),
-            extra: Extra::default(),
-            firsts: Mutex::new(Vec::new()),
-        });
-        machine::add(&self.counters.waits, 1);
-        self.waiting.lock().insert(asker.unique, held.clone());
-        // One missing chunk: the thread may fetch it itself if the link is fast, which saves two thread switches. The fetcher
-        // lets two threads do so at a time, for 50 ms at most; the others go on serving.
-        let here = reading.needs.len() == 1 && self.devices.len() > FETCHERS_HERE_MAX;
-        self.wait_for(&held, reading, here);
-    }
-
-    fn wait_for(self: &Arc<Self>, held: &Arc<Held>, reading: Reading<'_>, here: bool) {
-        let target = held.op.target();
-        let who = held.who;
-        self.tell_misses(&target, &reading.firsts, who);
-        held.firsts.lock().extend(reading.firsts);
-        let Some(image) = reading.image.or_else(|| image_of(&target)) else {
-            // Can't happen: when a base is dropped, another one takes its place.
-            return self.answer_errno(held, libc::EIO);
+    /// Hands a chore to the thread that does them. Without room it is answered as if it had failed, and what was touched is
+    /// accounted for by what is known.
+    pub(crate) fn chore(&self, who: Who, chore: Chore) {
+        let Err(Full(chore)) = self.queues.chores.submit(who, chore) else {
+            return;
         };
-        // what it has waited counts, and nothing goes on being asked for when it has failed
-        let limit = self.limit_of(held).wait;
-        let most = limit.map(|limit| limit.saturating_sub(held.since.elapsed()));
-        if most.is_some_and(|most| most.is_zero()) {
-            // for the reason that is known: nobody would be asked any more
-            return self.end_late(held);
-        }
-        // One more than the needs, so that the count can't reach zero before all of them were demanded.
-        held.left.store(reading.needs.len() + 1, Ordering::Release);
-        for need in reading.needs {
-            let (core, held, owner) = (self.clone(), held.clone(), image.clone());
-            let done = move |result: Result<&[u8], SourceError>| {
-                let accepted = result.and_then(|bytes| owner.accept(&need, bytes, &held.extra));
-                if let Err(error) = accepted {
-                    held.lacks(error);
+        let answer = |event| self.queues.inbox.answer(event);
+        match chore {
+            Chore::Tables { region, segments } => {
+                for segment in segments {
+                    let ok = false;
+                    answer(Event::SegmentLoaded {
+                        region,
+                        segment,
+                        ok,
+                    });
                 }
-                core.one_less(&held);
-            };
-            image
-                .backend
-                .demand(who, most, need.kind, &need.hash, here, Box::new(done));
-        }
-        self.one_less(held);
-    }
-
-    fn one_less(self: &Arc<Self>, held: &Arc<Held>) {
-        if held.left.fetch_sub(1, Ordering::AcqRel) != 1 {
-            return;
-        }
-        let failed = held.failed.lock().take();
-        let Some(error) = failed else {
-            return self.resume(held);
-        };
-        let waited = held.since.elapsed();
-        let limit = self.limit_of(held);
-        let (act, is_news) = {
-            let mut patience = held.patience.lock();
-            let act = patience.failed(waited, limit, error.clone());
-            (act, patience.is_news())
-        };
-        match act {
-            Act::Fail(errno) => self.give_up(held, errno, Some(&error)),
-            Act::Again(pause) => {
-                if is_news {
-                    tracing::warn!(%error, "a chunk can't be had now; the request waits");
-                }
-                let retries = &self.queues.retries;
-                retries.add(floe_threads::from_now(pause), held.clone());
             }
-        }
-    }
-
-    /// Returns how long a held request may wait. Of a fault it may only be found out while it waits whose it is.
-    pub(crate) fn limit_of(&self, held: &Held) -> patience::Limit {
-        let known = held.who.machine;
-        if known != MachineId::NONE {
-            return self.waits_max.of(known);
-        }
-        let machine = self.machine_of(&held.op.target(), held.asker.asking);
-        let machine = machine.map_or(known, |machine| machine.id);
-        self.waits_max.of(machine)
-    }
-
-    /// Ends a held request that has waited for too long.
-    pub(crate) fn end_late(&self, held: &Arc<Held>) {
-        let own = held.patience.lock().why().cloned();
-        // what the fetcher still tries has not failed for this request yet
-        let of_link = || image_of(&held.op.target())?.backend.trouble();
-        let error = own.or_else(of_link);
-        let errno = error.as_ref().map_or(Errno::IO, patience::errno);
-        self.give_up(held, errno, error.as_ref());
-    }
-
-    /// Ends a held request whose chunks its source does not give, and notes why.
-    fn give_up(&self, held: &Arc<Held>, errno: Errno, error: Option<&SourceError>) {
-        // first, so that of two threads that find it late only one tells of it
-        if held.answered.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        let machine = self.machine_of(&held.op.target(), held.asker.asking);
-        let waited_s = held.since.elapsed().as_secs();
-        let what = held.op.what();
-        let why = error.map_or_else(|| "nothing has come".to_owned(), SourceError::to_string);
-        let name = machine.as_ref().map(|machine| machine.name.as_str());
-        tracing::error!(machine = name, waited_s, %errno, why, "{what} fails");
-        if let Some(machine) = machine {
-            let memory = matches!(held.op.target(), Target::Region(..));
-            machine.gives_up(memory, format!("{what} failed after {waited_s} s: {why}"));
-        }
-        self.reply_errno(held, errno.raw_os_error());
-    }
-
-    /// Tries a held request again.
-    pub(crate) fn resume(self: &Arc<Self>, held: &Arc<Held>) {
-        if held.answered.load(Ordering::Acquire) {
-            return;
-        }
-        let mut reading = Reading {
-            extra: Some(&held.extra),
-            ..Reading::default()
-        };
-        let mut buf = Vec::new();
-        let result = match &held.op {
-            Op::Read {
-                target,
-                offset,
-                len,
-            } => {
-                buf.resize(abi::OUT_HEADER_BYTES + len, 0);
-                self.read(
-                    target,
-                    *offset,
-                    &mut buf[abi::OUT_HEADER_BYTES..],
-                    &mut reading,
-                )
-            }
-            Op::Write {
-                machine,
-                disk,
-                offset,
-                data,
-            } => disk.write(*offset, data, &mut reading).inspect(|()| {
-                // whoever has answered the request meanwhile, it is written
-                machine.files.wrote(disk, *offset, data);
-                let bytes = data.len() as u64;
-                writeback::wrote_late(self, (machine, disk), (*offset, bytes));
+            // All may be worth it: those that aren't are left out when they are to be fetched.
+            Chore::Look { region, block } => answer(Event::Candidates {
+                region,
+                block,
+                candidates: u64::MAX,
+                who,
             }),
-            Op::Zero {
-                machine,
-                disk,
-                offset,
-                len,
-            } => disk
-                .zero(*offset, *len, &mut reading)
-                .inspect(|()| machine.files.zeroed(disk, *offset, *len)),
-        };
-        match result {
-            Ok(()) => self.answer(held, &mut buf, reading),
-            Err(Stop::Errno(errno)) => self.answer_errno(held, errno),
-            // The disk is accessed here, so nothing is left to be read from it.
-            Err(Stop::Needs | Stop::OnDisk) => self.wait_for(held, reading, false),
+            Chore::Fetch {
+                region,
+                block,
+                chunks,
+            } => answer(Event::Fetched {
+                region,
+                block,
+                chunks,
+                ok: false,
+                who,
+            }),
+            Chore::Account(touches) => self.account_now(&touches),
         }
-    }
-
-    fn answer(&self, held: &Arc<Held>, buf: &mut [u8], reading: Reading<'_>) {
-        if held.answered.swap(true, Ordering::AcqRel) {
-            return;
-        }
-        self.waiting.lock().remove(&held.asker.unique);
-        let device = &self.devices[held.asker.device];
-        let unique = held.asker.unique;
-        match &held.op {
-            Op::Read { .. } => device.reply_in_place(unique, buf),
-            Op::Write { data, .. } => {
-                device.reply(unique, &abi::Out::default().u32(data.len() as u32).u32(0).0)
-            }
-            Op::Zero { .. } => device.reply_errno(unique, 0),
-        }
-        let wait_us = held.since.elapsed().as_micros() as u64;
-        machine::add(&self.counters.wait_us, wait_us);
-        let mut firsts = std::mem::take(&mut *held.firsts.lock());
-        firsts.extend(reading.firsts);
-        self.account(Touches {
-            target: held.op.target(),
-            asking: held.asker.asking,
-            firsts,
-            waited_us: Some(wait_us),
-        });
-    }
-
-    /// Ends a held request with an error.
-    pub(crate) fn answer_errno(&self, held: &Arc<Held>, errno: i32) {
-        if !held.answered.swap(true, Ordering::AcqRel) {
-            self.reply_errno(held, errno);
-        }
-    }
-
-    fn reply_errno(&self, held: &Held, errno: i32) {
-        self.waiting.lock().remove(&held.asker.unique);
-        machine::add(&self.counters.errors, 1);
-        self.devices[held.asker.device].reply_errno(held.asker.unique, errno);
     }
 
     /// Accounts for an answered request: at once if it is known who made it, else on a thread that finds that out.
@@ -520,7 +234,7 @@ impl Core {
         }
         let memory = matches!(touches.target, Target::Region(..));
         if memory && matches!(self.askers.find(touches.asking), askers::Asker::Unknown) {
-            chores::submit(self, Who::default(), Chore::Account(touches));
+            self.chore(Who::default(), Chore::Account(touches));
         } else {
             self.account_now(&touches);
         }
@@ -567,18 +281,6 @@ impl Core {
         }
     }
 
-    fn tell_misses(&self, target: &Target, firsts: &[First], who: Who) {
-        for first in firsts.iter().filter(|f| f.missed) {
-            if let Some(region) = self.region_id(target, first.region) {
-                self.queues.inbox.touch(Message::Miss {
-                    region,
-                    chunk: first.chunk,
-                    who,
-                });
-            }
-        }
-    }
-
     /// Returns for whom a page of an image is read, and how urgent that is, as far as that is known without I/O, which would take
     /// longer than a fault may.
     pub(crate) fn who_faults(&self, target: &Target, asking: Asking) -> Who {
@@ -593,14 +295,14 @@ impl Core {
         who_of(self.machine_of(target, asking).as_deref(), purpose)
     }
 
-    fn region_id(&self, target: &Target, region: usize) -> Option<RegionId> {
+    pub(crate) fn region_id(&self, target: &Target, region: usize) -> Option<RegionId> {
         Some(image_of(target)?.regions.get(region)?.id)
     }
 
     /// Returns the machine that a request is for. Clones share their memory's file, so for memory it is the machine whose
     /// process asked; if that isn't known, the only machine of the image (its QEMU reads memory before its process is noted).
     /// `None` if several machines use the image and the asking process isn't known. No I/O.
-    fn machine_of(&self, target: &Target, asking: Asking) -> Option<Arc<Machine>> {
+    pub(crate) fn machine_of(&self, target: &Target, asking: Asking) -> Option<Arc<Machine>> {
         let image = match target {
             Target::Disk(machine, _) => return Some(machine.clone()),
             Target::Region(image, _) => image,
@@ -609,40 +311,6 @@ impl Core {
             askers::Asker::Machine(machine) => Some(machine),
             askers::Asker::Nobody | askers::Asker::Unknown => self.only_machine_of(image),
         }
-    }
-
-    /// Returns how long the requests of a machine have waited. May read `/proc`, so no thread that serves the kernel may call it.
-    pub(crate) fn waits(&self, machine: &Arc<Machine>) -> Waits {
-        let waiting: Vec<Arc<Held>> = self.waiting.lock().values().cloned().collect();
-        let mut waits = Waits::default();
-        for held in waiting {
-            let (target, asking) = (held.op.target(), held.asker.asking);
-            let memory = matches!(target, Target::Region(..));
-            if memory && matches!(self.askers.find(asking), askers::Asker::Unknown) {
-                self.askers.look_up(asking.thread);
-            }
-            let of = self.machine_of(&target, asking);
-            if of.is_none_or(|of| !Arc::ptr_eq(&of, machine)) {
-                continue;
-            }
-            let oldest = match memory {
-                true => &mut waits.memory,
-                false => &mut waits.disks,
-            };
-            *oldest = (*oldest).max(Some(held.since.elapsed()));
-        }
-        waits
-    }
-
-    /// Returns why the requests of a machine wait, if their source has said anything.
-    pub(crate) fn why_waits(&self, machine: &Arc<Machine>) -> Option<SourceError> {
-        let waiting: Vec<Arc<Held>> = self.waiting.lock().values().cloned().collect();
-        let is_its = |held: &&Arc<Held>| {
-            let of = self.machine_of(&held.op.target(), held.asker.asking);
-            of.is_some_and(|of| Arc::ptr_eq(&of, machine))
-        };
-        let mut of = waiting.iter().filter(is_its);
-        of.find_map(|held| held.patience.lock().why().cloned())
     }
 
     fn only_machine_of(&self, image: &Arc<Image>) -> Option<Arc<Machine>> {

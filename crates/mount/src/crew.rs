@@ -1,66 +1,16 @@
-//! The threads of a mount, and the bounded queues between them.
+//! The threads of a mount.
 
-use crate::chores::{self, CHORES_QUEUED_MAX, Chore};
+use crate::chores;
 use crate::core::Core;
-use crate::inbox::Inbox;
-use crate::io;
-use crate::job::Job;
-use crate::push::{self, PUSHES_QUEUED_MAX, PushBlock};
-use crate::queue::Queue;
-use crate::retries::{self, Retries};
+use crate::push;
 use crate::serve;
 use crate::start::Buffers;
-use crate::{MountError, MountOptions, owner, trace};
+use crate::trace::Writer;
+use crate::{MountError, owner, waiting};
 use floe_planner::Planner;
-use floe_sched::Fifo;
 use floe_threads::Task;
 use std::collections::HashSet;
 use std::sync::{Arc, Weak};
-
-/// How many bytes of disk requests may wait for a worker. Beyond that the thread that reads a request does work itself.
-const DISK_BYTES_QUEUED_MAX: u64 = 64 << 20;
-
-/// The queues between a mount's threads.
-pub(crate) struct Queues {
-    /// What waits for the planner's thread.
-    pub inbox: Arc<Inbox>,
-    /// What the disk workers have to do.
-    pub work: Arc<Queue<Job>>,
-    /// What is to be pushed into the page cache.
-    pub pusher: Arc<Queue<PushBlock>>,
-    /// What the planner's thread would have to read a disk for.
-    pub chores: Arc<Queue<Chore>>,
-    /// Requests that are tried again.
-    pub retries: Arc<Retries>,
-    /// Ends the thread that writes traces out.
-    pub traces: Arc<trace::Writer>,
-}
-
-impl Queues {
-    pub(crate) fn new(options: &MountOptions) -> Queues {
-        let disk = io::policy(options.io, options.disk_requests_queued_max);
-        let pushes = Fifo::new(PUSHES_QUEUED_MAX);
-        let chores = Fifo::new(CHORES_QUEUED_MAX);
-        Queues {
-            inbox: Arc::default(),
-            work: Arc::new(Queue::new(disk, DISK_BYTES_QUEUED_MAX)),
-            pusher: Arc::new(Queue::new(Box::new(pushes), u64::MAX)),
-            chores: Arc::new(Queue::new(Box::new(chores), u64::MAX)),
-            retries: Arc::default(),
-            traces: Arc::default(),
-        }
-    }
-
-    /// Ends the threads.
-    pub(crate) fn close(&self) {
-        self.inbox.close();
-        self.work.close();
-        self.pusher.close();
-        self.chores.close();
-        self.retries.close();
-        self.traces.close();
-    }
-}
 
 /// Starts a thread that goes on after a panic.
 fn spawn(name: String, run: impl FnMut() + Send + 'static) -> Result<Task<()>, MountError> {
@@ -102,14 +52,14 @@ pub(crate) fn start(
     let (weak, pusher) = (Arc::downgrade(core), queues.pusher.clone());
     spawn("floe-push".into(), move || push::run(&weak, &pusher))?;
     let (weak, retries) = (Arc::downgrade(core), queues.retries.clone());
-    spawn("floe-retry".into(), move || retries::run(&weak, &retries))?;
+    spawn("floe-retry".into(), move || waiting::run(&weak, &retries))?;
     let (weak, traces) = (Arc::downgrade(core), queues.traces.clone());
     spawn("floe-traces".into(), move || write_traces(&weak, &traces))?;
     Ok(serving)
 }
 
 /// Writes all machines' traces out now and then, until the mount is gone. A disk that stands still holds up this thread only.
-fn write_traces(core: &Weak<Core>, writer: &trace::Writer) {
+fn write_traces(core: &Weak<Core>, writer: &Writer) {
     let mut failed = HashSet::new();
     while writer.next() {
         let Some(core) = core.upgrade() else {

@@ -1,12 +1,22 @@
-//! What the disk workers have to do, and what the queue before them has to know of it.
+//! What the threads behind the queues have to do: the disk workers, the one for the planner's chores, and the one that pushes. And what
+//! the queues have to know of it.
 
 use crate::abi;
+use crate::image::Image;
 use crate::machine::Machine;
 use crate::overlay::Disk;
 use crate::queue::Queued;
 use crate::raw::Raw;
+use crate::request::Touches;
+use floe_planner::RegionId;
 use floe_sched::Op;
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
+
+/// How many chores may wait. The planner has far fewer tables and looks under way; beyond this it is told that they failed, and
+/// asks again.
+pub(crate) const CHORES_QUEUED_MAX: usize = 4096;
+/// How many orders to push a block may wait. More aren't worth it: the guest will have touched those pages by then.
+pub(crate) const PUSHES_QUEUED_MAX: usize = 256;
 
 /// One thing to do on the host's disk.
 pub(crate) enum Job {
@@ -52,5 +62,56 @@ impl Queued for Job {
             abi::op::FSYNC => (Op::Flush, 0),
             _ => (Op::Write, body.len() as u64),
         }
+    }
+}
+
+/// Something to do for the planner's thread.
+pub(crate) enum Chore {
+    /// Load tables from the cache, or have them fetched.
+    Tables {
+        region: RegionId,
+        segments: Vec<u32>,
+    },
+    /// Report which chunks of a block are worth fetching, of which the table isn't in memory.
+    Look { region: RegionId, block: u64 },
+    /// Have chunks of a block fetched, of which the table isn't in memory.
+    Fetch {
+        region: RegionId,
+        block: u64,
+        chunks: u64,
+    },
+    /// Find out which machine a thread belongs to, and account for what it touched.
+    Account(Touches),
+}
+
+impl Queued for Chore {
+    fn bytes(&self) -> u64 {
+        size_of::<Chore>() as u64
+    }
+
+    fn is_quick(&self) -> bool {
+        false
+    }
+}
+
+/// An order to push some chunks of one block of 64, given as a mask.
+pub(crate) struct PushBlock {
+    pub image: Weak<Image>,
+    /// The inode whose page was touched: an image's content may be in several.
+    pub ino: u64,
+    pub region: usize,
+    pub block: u64,
+    pub chunks: u64,
+    /// Leaves out chunks that aren't zero.
+    pub only_zero: bool,
+}
+
+impl Queued for PushBlock {
+    fn bytes(&self) -> u64 {
+        size_of::<PushBlock>() as u64
+    }
+
+    fn is_quick(&self) -> bool {
+        false
     }
 }

@@ -3,12 +3,13 @@
 //! (`push`) or the traces' thread (`trace`), and the outcome comes back as an event (`inbox`).
 
 use crate::Buffering;
-use crate::chores::{self, Chore, image};
+use crate::chores::{self, image};
 use crate::core::Core;
 use crate::image::Image;
 use crate::inbox::{Inbox, Message, Next, Stir};
+use crate::job::{Chore, PushBlock};
 use crate::machine::Machine;
-use crate::push::{self, PushBlock};
+use crate::push;
 use floe_planner::{Action, Event, Planner};
 use floe_sched::{MachineId, Purpose, Who};
 use std::collections::{BTreeMap, HashMap, VecDeque};
@@ -117,18 +118,18 @@ impl Owner {
                             block,
                             chunks,
                         };
-                        chores::submit(core, who, chore);
+                        core.chore(who, chore);
                     }
                 },
                 Action::FetchSegments {
                     region,
                     segments,
                     who,
-                } => chores::submit(core, who, Chore::Tables { region, segments }),
+                } => core.chore(who, Chore::Tables { region, segments }),
                 Action::Look { region, block, who } => {
                     let found = image(core, region);
                     if found.as_ref().is_some_and(|(i, r)| !i.knows(*r, block)) {
-                        chores::submit(core, who, Chore::Look { region, block });
+                        core.chore(who, Chore::Look { region, block });
                         continue;
                     }
                     let candidates = found.map_or(0, |(image, r)| image.candidates(r, block));

@@ -2,9 +2,11 @@
 //! times as much a byte). The kernel blocks on pages that are being read, so no thread that answers requests may do this.
 
 use crate::askers::Asking;
-use crate::core::{Core, Target};
+use crate::core::Core;
 use crate::image::Image;
+use crate::job::PushBlock;
 use crate::queue::{Queue, Queued};
+use crate::request::Target;
 use crate::{PushReport, abi, machine};
 use floe_image::{CHUNK_SIZE, is_zero};
 use floe_sched::{Purpose, Who};
@@ -13,8 +15,6 @@ use std::ops::Range;
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Weak};
 
-/// How many orders to push a block may wait. More aren't worth it: the guest will have touched those pages by then.
-pub(crate) const PUSHES_QUEUED_MAX: usize = 256;
 /// Most chunks in a message.
 const MESSAGE_CHUNKS: usize = 256;
 
@@ -58,28 +58,6 @@ pub(crate) fn push(
     machine::add(&core.counters.pushes, report.messages);
     machine::add(&core.counters.pushed_bytes, report.bytes);
     Ok(report)
-}
-
-/// An order to push some chunks of one block of 64, given as a mask.
-pub(crate) struct PushBlock {
-    pub image: Weak<Image>,
-    /// The inode whose page was touched: an image's content may be in several.
-    pub ino: u64,
-    pub region: usize,
-    pub block: u64,
-    pub chunks: u64,
-    /// Leaves out chunks that aren't zero.
-    pub only_zero: bool,
-}
-
-impl Queued for PushBlock {
-    fn bytes(&self) -> u64 {
-        size_of::<PushBlock>() as u64
-    }
-
-    fn is_quick(&self) -> bool {
-        false
-    }
 }
 
 /// Pushes the chunks around a touched one, if others nearby were touched before. A touch of a pushed page isn't seen, so this

@@ -1,9 +1,9 @@
-//! The threads that answer the kernel. This file only translates: `image` and `overlay` decide what a read returns, `core`
-//! keeps what has to wait.
+//! The threads that answer the kernel. This file only translates: `image` and `overlay` decide what a read returns,
+//! `waiting` keeps what has to wait.
 
 use crate::abi::{self, Header, op, open};
 use crate::askers::Asking;
-use crate::core::{Asker, Core, Op, Target, Touches, is_killed};
+use crate::core::{Core, is_killed};
 use crate::image::{First, Reading};
 use crate::job::Job;
 use crate::machine::{self, Machine};
@@ -13,6 +13,7 @@ use crate::pinned::Pinned;
 use crate::push;
 use crate::queue::{Queue, Queued};
 use crate::raw::Raw;
+use crate::request::{Asker, Op, Target, Touches};
 use crate::start::IO_BYTES_MAX;
 use crate::tree::{Found, Node, Tree};
 use crate::writeback;

@@ -16,7 +16,6 @@ use crate::machine::Machine;
 use crate::options::IoScheduling;
 use crate::overlay::{Dirty, Disk, Unwritten};
 use crate::raw::Raw;
-use crate::serve;
 use crate::start::IO_BYTES_MAX;
 use floe_sched::writeback::{Action, Admission};
 use floe_sched::{Class, Full, Purpose, Who};
@@ -102,7 +101,7 @@ fn submit(core: &Core, mut todo: Todo) -> Vec<(Who, Raw)> {
 /// Queues jobs, and does what there is no room for.
 fn carry_out(core: &Arc<Core>, todo: Todo, reply: &mut [u8]) {
     for (who, raw) in submit(core, todo) {
-        serve::handle_raw(core, who, raw, reply);
+        (core.handle)(core, who, raw, reply);
     }
 }
 
@@ -193,7 +192,7 @@ fn carry_out_late(core: &Arc<Core>, todo: Todo) {
     }
     let mut reply = vec![0; abi::OUT_HEADER_BYTES + IO_BYTES_MAX];
     for (who, raw) in own {
-        serve::handle_raw(core, who, raw, &mut reply);
+        (core.handle)(core, who, raw, &mut reply);
     }
 }
 
