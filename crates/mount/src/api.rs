@@ -3,15 +3,16 @@
 use crate::backend::{Backend, Stored};
 use crate::core::Core;
 use crate::device::{self, Device};
+use crate::dirs::{entries, live_dir, make_private};
 use crate::image::Image;
 use crate::inbox::{Message, Stir};
 use crate::machine::{self, Machine};
-use crate::overlay::{BaseRecord, remove_earlier_boots};
+use crate::overlay::{Base, BaseRecord, Disk};
 use crate::raw::Raw;
 use crate::trace::Trace;
 use crate::tree::{Kept, Node, Table, Tree, disk_entry, is_shown};
 use crate::{
-    ImageHandle, ImageSpec, Keeper, MachineHandle, MachineSpec, MountError, MountOptions,
+    DiskSpec, ImageHandle, ImageSpec, Keeper, MachineHandle, MachineSpec, MountError, MountOptions,
     PushReport, Stats,
 };
 use crate::{abi, crew, owner, push, serve, start};
@@ -20,16 +21,12 @@ use floe_planner::{Event, Planner, Urgency};
 use floe_threads::Task;
 use parking_lot::{Mutex, RwLock};
 use std::collections::BTreeMap;
-use std::fs::DirEntry;
-use std::io::{self, ErrorKind};
 use std::ops::Range;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
-/// The type that statfs reports for a tmpfs (`linux/magic.h`).
-const TMPFS_MAGIC: rustix::fs::FsWord = 0x0102_1994;
 /// Name of the table of inodes among the descriptors that the supervisor holds for a mount.
 const TREE: &str = "tree";
 /// Longest name of a machine in bytes.
@@ -44,7 +41,7 @@ pub struct Mount {
     /// The number that the planner will know the next region by.
     pub(crate) next_region: AtomicU32,
     threads: Vec<Task<()>>,
-    pub(crate) live_dir: PathBuf,
+    live_dir: PathBuf,
     open: bool,
 }
 
@@ -125,71 +122,6 @@ fn connect(mountpoint: &Path, options: &MountOptions) -> Result<Connection, Moun
         table: None,
         max_write,
     })
-}
-
-/// Returns the directory for live maps, which must outlive the process. For root it is in memory (`/dev/shm`), where a full
-/// disk does no harm. Other users get the runtime directory: a logout removes their files from `/dev/shm`, while their node and
-/// machines may go on.
-fn live_dir(runtime_dir: &Path, shm: &Path, root: bool) -> Result<PathBuf, MountError> {
-    let is_tmpfs = match rustix::fs::statfs(shm) {
-        Err(rustix::io::Errno::NOENT) => false,
-        Err(error) => return Err(MountError::io("look at", shm)(error.into())),
-        Ok(found) => found.f_type == TMPFS_MAGIC,
-    };
-    let on_disk = runtime_dir.join("live");
-    // Maps that exist already stay in use.
-    let used = entries(&on_disk)?.next().is_some();
-    if root && is_tmpfs && !used {
-        let dir = shm.join("floe-0");
-        match make_private(&dir) {
-            Ok(()) => return Ok(dir),
-            // Anybody may have made that directory first.
-            Err(error @ MountError::Overlay { .. }) => {
-                tracing::warn!(%error, "live maps are kept on the disk");
-            }
-            Err(error) => return Err(error),
-        }
-    }
-    make_private(&on_disk)?;
-    remove_earlier_boots(&on_disk)?;
-    Ok(on_disk)
-}
-
-/// Returns the paths in a directory; none if it is not there.
-fn entries(dir: &Path) -> Result<impl Iterator<Item = Result<PathBuf, MountError>>, MountError> {
-    let list = match std::fs::read_dir(dir) {
-        Err(error) if error.kind() == ErrorKind::NotFound => None,
-        list => Some(list.map_err(MountError::io("list", dir))?),
-    };
-    let each = move |entry: io::Result<DirEntry>| match entry {
-        Ok(entry) => Ok(entry.path()),
-        Err(error) => Err(MountError::io("list", dir)(error)),
-    };
-    Ok(list.into_iter().flatten().map(each))
-}
-
-fn make_private(dir: &Path) -> Result<(), MountError> {
-    let made = std::fs::DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(dir);
-    match made {
-        Err(error) if error.kind() != ErrorKind::AlreadyExists => {
-            return Err(MountError::io("make", dir)(error));
-        }
-        _ => {}
-    }
-    // In /dev/shm somebody else may have made the directory first.
-    let meta = std::fs::symlink_metadata(dir).map_err(MountError::io("look at", dir))?;
-    let closed = meta.mode() & 0o022 == 0;
-    if !meta.is_dir() || !closed || meta.uid() != rustix::process::geteuid().as_raw() {
-        let reason = "it belongs to somebody else; remove it".to_owned();
-        return Err(MountError::Overlay {
-            path: dir.to_owned(),
-            reason,
-        });
-    }
-    Ok(())
 }
 
 impl Mount {
@@ -461,6 +393,38 @@ impl Mount {
         })
     }
 
+    /// Opens a disk of a machine of this image with this directory, or makes a new one.
+    pub(crate) fn open_disk(
+        &self,
+        dir: &Path,
+        image: &Arc<Image>,
+        spec: &DiskSpec,
+    ) -> Result<Arc<Disk>, MountError> {
+        let name = &spec.name;
+        if !floe_image::region_name_is_valid(name) || is_shown(name) {
+            let reason = "a disk's name is of [a-z0-9-], at most 32 bytes, and neither ram (nor ram1, ...) nor vram";
+            return Err(MountError::Name {
+                what: "disk",
+                name: name.clone(),
+                reason,
+            });
+        }
+        let region = spec.base.as_ref().map(|name| {
+            image.region(name).ok_or_else(|| MountError::Unknown {
+                what: "region",
+                name: name.clone(),
+            })
+        });
+        let fresh = region.transpose()?.map(|region| Base {
+            image: image.clone(),
+            region,
+        });
+        let find = |id: &floe_image::Hash| self.core.images.read().get(id).cloned();
+        let dir = Disk::dir(dir, name);
+        let disk = Disk::open(&dir, &self.live_dir, name, spec.size, fresh, find)?;
+        Ok(Arc::new(disk))
+    }
+
     /// Updates which user belongs to which machine, after machines were added or removed.
     fn note_users(&self) {
         let own = rustix::process::geteuid().as_raw();
@@ -672,21 +636,4 @@ fn check_machine_name(name: &str) -> Result<(), MountError> {
         name: name.to_owned(),
         reason,
     })
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_logout_takes_no_live_map_along_and_nobody_can_be_first_in_its_place() {
-        let dir = tempfile::tempdir_in("/dev/shm").unwrap();
-        let (run, shm) = (dir.path().join("run"), dir.path());
-        // For users other than root: the system removes their files in /dev/shm when their last session ends.
-        assert_eq!(live_dir(&run, shm, false).unwrap(), run.join("live"));
-        assert_eq!(live_dir(&run, shm, true).unwrap(), shm.join("floe-0"));
-        std::fs::remove_dir(shm.join("floe-0")).unwrap();
-        std::os::unix::fs::symlink("/etc", shm.join("floe-0")).unwrap();
-        assert_eq!(live_dir(&run, shm, true).unwrap(), run.join("live"));
-    }
 }

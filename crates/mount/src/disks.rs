@@ -1,47 +1,14 @@
-//! Disks of a machine on the mount: those that it begins with, and those that come and go while its VMM runs.
+//! Disks of a machine that come and go while its VMM runs.
 
-use crate::image::Image;
 use crate::machine::Machine;
-use crate::overlay::{Base, Disk, RECORD};
-use crate::tree::{disk_entry, is_shown};
+use crate::overlay::{Disk, RECORD};
+use crate::tree::disk_entry;
 use crate::{DiskSpec, Mount, MountError};
 use std::io;
 use std::path::Path;
 use std::sync::Arc;
 
 impl Mount {
-    /// Opens a disk of a machine of this image with this directory, or makes a new one.
-    pub(crate) fn open_disk(
-        &self,
-        dir: &Path,
-        image: &Arc<Image>,
-        spec: &DiskSpec,
-    ) -> Result<Arc<Disk>, MountError> {
-        let name = &spec.name;
-        if !floe_image::region_name_is_valid(name) || is_shown(name) {
-            let reason = "a disk's name is of [a-z0-9-], at most 32 bytes, and neither ram (nor ram1, ...) nor vram";
-            return Err(MountError::Name {
-                what: "disk",
-                name: name.clone(),
-                reason,
-            });
-        }
-        let region = spec.base.as_ref().map(|name| {
-            image.region(name).ok_or_else(|| MountError::Unknown {
-                what: "region",
-                name: name.clone(),
-            })
-        });
-        let fresh = region.transpose()?.map(|region| Base {
-            image: image.clone(),
-            region,
-        });
-        let find = |id: &floe_image::Hash| self.core.images.read().get(id).cloned();
-        let dir = Disk::dir(dir, name);
-        let disk = Disk::open(&dir, &self.live_dir, name, spec.size, fresh, find)?;
-        Ok(Arc::new(disk))
-    }
-
     fn machine_of(&self, name: &str) -> Result<Arc<Machine>, MountError> {
         let machine = self.core.machines.read().get(name).cloned();
         machine.ok_or_else(|| MountError::Unknown {

@@ -32,6 +32,7 @@ mod classes;
 mod core;
 mod crew;
 mod device;
+mod dirs;
 mod disks;
 mod error;
 mod file_maps;
