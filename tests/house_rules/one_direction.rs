@@ -47,6 +47,7 @@ const IN_ONE_DIRECTION: &[(&str, &str)] = &[
     ("crates/floe/src", "crate::"),
     ("crates/floe/src/cli", "crate::cli::"),
     ("crates/lab/src", "crate::"),
+    ("crates/lab/src/experiments", "crate::experiments::"),
 ];
 
 /// For each room the other rooms that it names.

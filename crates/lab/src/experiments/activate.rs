@@ -3,6 +3,7 @@
 //! the full state from a file that is not in memory, and with a live migration between two QEMUs, with as many virtual CPUs: once where
 //! nothing waits for the substrate and nothing of it is in the kernel's memory, and once where a QEMU waits that has loaded it.
 use super::activate_ways;
+use super::activation::{Activated, activate, boot};
 use super::plain::{Hardware, PlainQemu};
 use super::wan;
 use crate::guest::Guest;
@@ -11,8 +12,8 @@ use crate::link::Segment;
 use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use floe_api::{
-    ActivateReport, ActivateRequest, ClusterInit, ClusterInvite, ClusterJoin, DockRequest, Event,
-    KillRequest, REHEARSE_S_DEFAULT, RunRequest, Wait,
+    ActivateRequest, ClusterInit, ClusterInvite, ClusterJoin, DockRequest, KillRequest,
+    REHEARSE_S_DEFAULT,
 };
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -20,8 +21,6 @@ use std::time::Duration;
 
 /// Time for a waiting QEMU to start between two activations.
 const STANDBY_TIME: Duration = Duration::from_secs(3);
-/// Longest time until a guest answers, in seconds.
-const ANSWER_S_MAX: u64 = 300;
 /// Hosts that machines are dispatched to.
 const HOSTS: usize = 4;
 /// How many machines at once.
@@ -66,12 +65,6 @@ impl Times {
             report.add(&format!("{prefix}part.{name}_ms"), "ms", times);
         }
     }
-}
-
-/// What an activation has told.
-pub(super) struct Activated {
-    pub report: ActivateReport,
-    pub stages: BTreeMap<String, f64>,
 }
 
 /// Runs the experiment.
@@ -207,19 +200,6 @@ fn cold(
     Ok(times)
 }
 
-/// Boots a guest until its agent answers. Returns how long that took, in milliseconds.
-pub(super) fn boot(node: &Node, image: &str, name: &str) -> anyhow::Result<f64> {
-    let request = RunRequest {
-        image: image.into(),
-        name: Some(name.into()),
-        cold: true,
-        wait: Wait::Agent,
-        wait_timeout_s: Some(ANSWER_S_MAX),
-        ..RunRequest::default()
-    };
-    Ok(node.run(&request, |_| {})?.total_ms)
-}
-
 /// Makes the substrate, of a guest whose agent has answered: of others nobody waits for an answer. With so many seconds of rehearsal. Its
 /// machine runs on.
 fn dock_one(node: &Node, rehearse_s: Option<u32>) -> anyhow::Result<()> {
@@ -231,33 +211,6 @@ fn dock_one(node: &Node, rehearse_s: Option<u32>) -> anyhow::Result<()> {
     };
     node.client.dock(ORIGIN, &request)?.finish(|_| {})?;
     Ok(())
-}
-
-/// Activates a substrate and waits for its guests.
-pub(super) fn activate(
-    node: &Node,
-    substrate: &str,
-    request: ActivateRequest,
-) -> anyhow::Result<Activated> {
-    let wanted = request.machines.max(1) as usize;
-    let request = ActivateRequest {
-        answer_s: Some(ANSWER_S_MAX),
-        ..request
-    };
-    let mut stages: BTreeMap<String, f64> = BTreeMap::new();
-    let outcome = node.client.activate(substrate, &request)?.finish(|event| {
-        if let Event::Stage { name, ms } = event {
-            *stages.entry(name.clone()).or_default() += ms;
-        }
-    })?;
-    let report = outcome.activated.context("an activation is told")?;
-    let running = report.machines.len();
-    ensure!(
-        running == wanted,
-        "{running} of {wanted} run: {:?}",
-        report.failed
-    );
-    Ok(Activated { report, stages })
 }
 
 /// Measures QEMU's own ways, in milliseconds: a restore from a file that is not in memory, and a live migration.

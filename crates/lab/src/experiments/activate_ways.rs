@@ -1,7 +1,7 @@
 //! A part of `activate`: one machine of the pool until its guest answers, by what waits for it on its host: nothing, a QEMU without an
 //! image, or one that has loaded this very substrate; just after the docking, after a restart of the node, and from the backup on the disk
 //! instead of from memory; made small before, made larger then; and of guests of 128 MB to 2 GB. The guest is the tiny one.
-use super::activate::{activate, boot};
+use super::activation::{activate, boot};
 use super::dock::{dock, dock_as};
 use super::pool::{warm_ms, with_budget};
 use crate::guest::Guest;

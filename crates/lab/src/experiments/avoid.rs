@@ -1,7 +1,7 @@
 //! `avoid`: what it costs a clone on another host to fill memory that was free at the fork. Compared with a guest that
 //! neither zeroes pages when it frees them nor reports them, so that their last content is fetched only to be
 //! overwritten. Of a machine that was booted, and of one that was started from an image in which that memory was in use.
-use super::fork::fork_to;
+use super::forking::fork_to;
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use crate::link::Namespace;

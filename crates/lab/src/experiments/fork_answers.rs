@@ -4,7 +4,7 @@
 //! after the machine's start, so that a fork has to take it: what a machine has of its image costs a fork nothing.
 use super::dock::{self, Kind};
 use super::exec::Floe;
-use super::fork;
+use super::forking::{end, start, told};
 use super::park::until_it_answers;
 use super::plain::{Hardware, PlainQemu};
 use crate::guest::Guest;
@@ -152,7 +152,7 @@ fn compare(
     let count = context.pick(CLONES, 2);
     node.capture(parent.booted, "ready", true, 0)?;
     node.remove(parent.booted).ok();
-    fork::start(&node, "ready", "web")?;
+    start(&node, "ready", "web")?;
     node.tell("web", parent.work, PATIENCE)?;
     let floe = Floe::new(&node)?;
     let answer = |clone: &str, began: Instant| {
@@ -269,7 +269,7 @@ fn fork_until<T: Send>(
         ..ForkRequest::default()
     };
     let outcome = node.client.fork("web", &request)?.finish(|_| {})?;
-    let told = fork::told(&outcome)?;
+    let told = told(&outcome)?;
     for clone in &told.clones {
         ensure!(
             clone.state == CloneState::Running,
@@ -281,7 +281,7 @@ fn fork_until<T: Send>(
     let answers = at_once(told.clones.len(), |number| {
         ask(&told.clones[number].name, began)
     })?;
-    fork::end(node, "web")?;
+    end(node, "web")?;
     let written = told.dirty_chunks * CHUNK_SIZE as u64;
     Ok((answers, written as f64 / 1e6))
 }

@@ -2,8 +2,8 @@
 //! has answered a web request. Compared with a guest that is stopped, written to a file, sent to each of them over the parent's link, and
 //! loaded there by QEMU alone. The hosts are network namespaces behind gigabit links, and share this machine's processors.
 use super::activate::{host_name, join};
-use super::fork::{end, start, told};
 use super::fork_answers::lead_to;
+use super::forking::{end, start, told};
 use super::park::until_it_answers;
 use super::plain::{Hardware, PlainQemu};
 use super::wan;

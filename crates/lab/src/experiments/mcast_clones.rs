@@ -1,8 +1,8 @@
 //! A part of `mcast`: real clones on several hosts read what their parent has written just before, by multicast and by unicast in turn, also
 //! while each host loses packets. Counted are the time until the last of them answers a web request, and until the last has read all; and what
 //! leaves the parent's host until then. The hosts are network namespaces behind gigabit links, and share this machine's processors.
-use super::fork::{end, start};
 use super::fork_hosts::{answers, fork_away, nodes_of};
+use super::forking::{end, start};
 use crate::guest::Guest;
 use crate::harness::{Context, Report, Samples};
 use crate::link::Segment;

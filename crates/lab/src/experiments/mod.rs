@@ -5,6 +5,7 @@
 //! hosts and a slow link) and [`plain`] (QEMU without floe).
 pub mod activate;
 mod activate_ways;
+mod activation;
 pub mod advise;
 pub mod apps;
 pub mod apps_hosts;
@@ -28,6 +29,7 @@ mod foreign;
 pub mod fork;
 mod fork_answers;
 mod fork_hosts;
+mod forking;
 pub mod fuzz;
 pub mod hammer;
 pub mod hardware;
@@ -55,9 +57,9 @@ pub mod resume_wan;
 pub mod static_server;
 pub mod stream_plots;
 pub mod stream_real;
+pub mod stream_runs;
 pub mod stream_sim;
 pub mod swarm_cost;
-pub mod swarm_plots;
 pub mod swarm_real;
 pub mod swarm_sim;
 pub mod swarm_storm;

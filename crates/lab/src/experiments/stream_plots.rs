@@ -1,5 +1,5 @@
 //! Plots of `stream-sim`'s runs, like the vTube paper's figures 2, 3, 7, 11, 12 and 13.
-use super::stream_sim::Runs;
+use super::stream_runs::Runs;
 use crate::plot::{Anchor, Axes, COLOURS, FAINT, INK, SOFT, Scale, Svg};
 use crate::sim::sweep::{POLICIES, learn, parallel, run_one};
 use crate::sim::{Run, StallKind};

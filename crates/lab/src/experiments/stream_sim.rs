@@ -1,15 +1,16 @@
 //! `stream-sim`: replays recorded workloads in virtual time over slow links. Each run uses a model of the workload's
 //! other runs, with every prefetching policy, through the same planner code.
 use super::stream_plots;
+use super::stream_runs::{EVERYONE, Runs, STEADY, variation};
 use super::train::processor_s;
 use crate::harness::{Context, Report, Samples};
 use crate::link::{Rate, Trace};
-use crate::sim::sweep::{Key, POLICIES, sweep};
+use crate::sim::sweep::{POLICIES, sweep};
 use crate::sim::{FIGURES, LinkSpec, Run};
 use crate::traces::{self, Workload};
 use anyhow::Context as _;
 use floe_image::Hash;
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 /// Recorded links: name, file, round trip in milliseconds. The recordings say only when packets may pass; the round trips
@@ -21,13 +22,6 @@ const RECORDED: [(&str, &str, u64); 3] = [
 ];
 /// Fixed links: name, bits per second, round trip in milliseconds.
 const FIXED: [(&str, u64, u64); 2] = [("7.2", 7_200_000, 120), ("14.4", 14_400_000, 60)];
-
-/// Workloads that a user drives: what they touch differs most from run to run.
-const INTERACTIVE: [&str; 5] = ["desktop", "gallery", "game", "mixed", EVERYONE];
-/// The combined workload of all users of the image that has most workloads.
-const EVERYONE: &str = "everyone";
-/// Workloads that do the same every time.
-const STEADY: [&str; 4] = ["compile", "playback", "video", "audio"];
 
 /// What most figures of the comparison are held against.
 const VTUBE: &str = "vTube's algorithm as published";
@@ -44,16 +38,6 @@ const MISS_RATE: usize = 1;
 const WAIT_S: usize = 2;
 const PAUSES_PER_MIN: usize = 5;
 const STALLS_PER_MIN: usize = 6;
-
-/// All runs of an experiment.
-pub struct Runs {
-    /// What was replayed.
-    pub workloads: Vec<Workload>,
-    /// The links.
-    pub links: Vec<LinkSpec>,
-    /// The results.
-    pub runs: BTreeMap<Key, Run>,
-}
 
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
@@ -143,74 +127,7 @@ fn links(quick: bool) -> anyhow::Result<Vec<LinkSpec>> {
     Ok(links)
 }
 
-/// Returns the share of what a run touches that another run of the workload doesn't, averaged over all pairs.
-fn variation(workload: &Workload) -> f64 {
-    let sets: Vec<BTreeSet<(u8, u32)>> = workload
-        .traces
-        .iter()
-        .map(|t| t.accesses.iter().map(|a| (a.region, a.chunk)).collect())
-        .collect();
-    let (mut sum, mut pairs) = (0.0, 0.0);
-    for (n, one) in sets.iter().enumerate() {
-        for (_, other) in sets.iter().enumerate().filter(|(m, _)| *m != n) {
-            let alone = one.difference(other).count();
-            sum += alone as f64 / one.len().max(1) as f64;
-            pairs += 1.0;
-        }
-    }
-    sum / f64::max(pairs, 1.0)
-}
-
 impl Runs {
-    /// Returns the index of the interactive workload whose runs differ most; of all workloads if none is interactive.
-    pub fn most_variable(&self) -> usize {
-        let by_variation = |numbers: &[usize]| {
-            let variation = |n: &usize| variation(&self.workloads[*n]);
-            let most = numbers
-                .iter()
-                .max_by(|a, b| variation(a).total_cmp(&variation(b)));
-            most.copied()
-        };
-        let all: Vec<usize> = (0..self.workloads.len()).collect();
-        let interactive: Vec<usize> = all
-            .iter()
-            .copied()
-            .filter(|n| self.is_one_of(*n, &INTERACTIVE))
-            .collect();
-        by_variation(&interactive)
-            .or_else(|| by_variation(&all))
-            .unwrap_or(0)
-    }
-
-    /// Returns the index of a workload that does the same every time.
-    pub fn steady(&self) -> usize {
-        let all = 0..self.workloads.len();
-        let mut steady = all.filter(|n| self.is_one_of(*n, &STEADY));
-        steady.next_back().unwrap_or(0)
-    }
-
-    fn is_one_of(&self, workload: usize, kinds: &[&str]) -> bool {
-        let name = &self.workloads[workload].meta.workload;
-        kinds.iter().any(|kind| name.contains(kind))
-    }
-
-    /// Returns all runs of a workload, a link and a policy; `None` means all of them.
-    pub fn of(
-        &self,
-        workload: Option<usize>,
-        link: Option<usize>,
-        policy: usize,
-    ) -> impl Iterator<Item = &Run> {
-        self.runs
-            .iter()
-            .filter(move |(key, _)| {
-                key.policy == policy
-                    && workload.is_none_or(|w| w == key.workload)
-                    && link.is_none_or(|l| l == key.link)
-            })
-            .map(|(_, run)| run)
-    }
-
     /// Returns the mean of a figure.
     fn mean(&self, workload: Option<usize>, link: Option<usize>, policy: usize, at: usize) -> f64 {
         let values: Vec<f64> = self

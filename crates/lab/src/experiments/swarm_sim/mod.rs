@@ -1,8 +1,8 @@
 //! `swarm-sim`: recorded workloads started on 1 to 1024 hosts at once, in virtual time, with the paper's policies and ours.
 pub mod plan;
+mod plots;
 mod tell;
 
-use super::swarm_plots;
 use crate::harness::{Context, Kept, Report, Samples};
 use crate::sim::sweep::parallel;
 use crate::swarm_sim::Outcome;
@@ -167,7 +167,7 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     tell::tell(&swarms, &mut report);
     report.lacks(lacking, all.len(), "swarms");
     if lacking == 0 {
-        report.plots = swarm_plots::draw(&swarms);
+        report.plots = plots::draw(&swarms);
     }
     Ok(report)
 }
@@ -267,7 +267,7 @@ mod tests {
         let cases = Cases::read(&ones).unwrap();
         let simulated = |key: &Key| Told::new(key, cases.simulate(key).unwrap(), 0.0);
         let told = ones.iter().map(|key| (*key, simulated(key))).collect();
-        let plots = swarm_plots::draw(&Swarms { cases, told, sizes });
+        let plots = plots::draw(&Swarms { cases, told, sizes });
         for name in WORKLOADS {
             for what in ["delay", "playback"] {
                 let plot = &plots[&format!("swarm-{what}-{name}")];

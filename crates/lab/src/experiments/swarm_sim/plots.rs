@@ -1,9 +1,7 @@
 //! Plots of `swarm-sim`, like the paper's figures 4 to 10: what the live policies do in the simulator, and beside it what the paper's
 //! model says.
-use super::swarm_sim::Swarms;
-use super::swarm_sim::plan::{
-    CS_D, CS_P, IN_ORDER, Key, MAIN, OURS, P2P_D, SMALL, Setting, WORKLOADS,
-};
+use super::Swarms;
+use super::plan::{CS_D, CS_P, IN_ORDER, Key, MAIN, OURS, P2P_D, SMALL, Setting, WORKLOADS};
 use crate::plot::{Axes, COLOURS, Scale, Svg};
 use crate::predict::{Modelled, curve, setting};
 use crate::swarm_sim::PIECE_BYTES;
