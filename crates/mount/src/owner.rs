@@ -1,6 +1,6 @@
 //! The thread that owns the planner and the clock: it gives events to the planner and carries out the actions that it returns.
 //! It reads and writes no disk and never waits for one: what needs that is a chore (`chores`), a retry (`retries`), a push
-//! (`push`) or the traces' thread (`trace`), and the outcome comes back as an event (`inbox`).
+//! (`push`) or the traces' thread (`crew`), and the outcome comes back as an event (`inbox`).
 
 use crate::Buffering;
 use crate::chores::{self, image};

@@ -2,7 +2,7 @@
 //! system on the way fails once, with each of several errors. Then it is an error that names the file, every byte that was there is
 //! there still, and the next start finds the disk whole.
 
-use super::layer::map_path;
+use super::layer_files::map_path;
 use super::*;
 use crate::image::Reading;
 use std::cell::RefCell;
@@ -89,7 +89,7 @@ impl Scene {
                 for number in [0, layers + 1] {
                     let mut data = vec![0; SIZE as usize];
                     data[8192..12288].fill(200 + number as u8);
-                    std::fs::write(layer::data_path(&scene.disk(), number), data).unwrap();
+                    std::fs::write(layer_files::data_path(&scene.disk(), number), data).unwrap();
                 }
                 let map = map_path(&scene.disk(), layers + 1);
                 std::fs::write(map, vec![0; 4096 + 16]).unwrap();
@@ -288,7 +288,7 @@ fn a_missing_map_below_what_was_flushed_and_a_missing_record_are_told() {
 fn what_is_set_aside_stays_for_ever_and_what_is_blank_does_not() {
     let scene = Scene::new(1, Before::Kill);
     for round in 1..4 {
-        let data = layer::data_path(&scene.disk(), 2);
+        let data = layer_files::data_path(&scene.disk(), 2);
         std::fs::write(&data, [round; 4096]).unwrap();
         scene.is_whole();
         assert!(!data.exists());

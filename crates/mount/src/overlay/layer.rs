@@ -1,8 +1,8 @@
 //! One layer of a disk: a sparse file of data and the map of what is in it.
 
 use super::CHUNK;
-use super::found::take_away;
-use super::map::{Map, SECTOR, boot_id};
+use super::layer_files::{data_path, map_path, take_away};
+use super::map::{Map, SECTOR, boot_id, sectors};
 use super::storage::{self, Storage, access};
 use super::unsynced::{Failure, Unsynced};
 use crate::MountError;
@@ -25,21 +25,6 @@ pub(crate) struct Layer {
     writing: RwLock<()>,
     /// Set while the map's header and the directory entries aren't known to be durable.
     new: AtomicBool,
-}
-
-pub(crate) fn data_path(dir: &Path, number: u32) -> PathBuf {
-    dir.join(format!("layer-{number}.data"))
-}
-
-pub(crate) fn map_path(dir: &Path, number: u32) -> PathBuf {
-    dir.join(format!("layer-{number}.map"))
-}
-
-/// Returns the bits of the sectors of `chunk` that `from..to` covers (bytes, multiples of 512).
-pub(crate) fn sectors(chunk: u64, from: u64, to: u64) -> u8 {
-    let first = from.max(chunk * CHUNK) / SECTOR % 8;
-    let end = to.min((chunk + 1) * CHUNK).div_ceil(SECTOR) - chunk * 8;
-    ((1u16 << end) - (1u16 << first)) as u8
 }
 
 impl Layer {
@@ -268,18 +253,5 @@ fn remove_files(dir: &Path, number: u32) {
         if let Err(error) = std::fs::remove_file(&path) {
             tracing::warn!(path = %path.display(), %error, "a layer that is no longer needed stays");
         }
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn sector_masks_cover_exactly_the_bytes_that_are_in_the_chunk() {
-        assert_eq!(sectors(0, 0, 4096), 0xFF);
-        assert_eq!(sectors(1, 4096 + 512, 4096 + 1024), 0b10);
-        assert_eq!(sectors(1, 0, 4096 + 1024), 0b11);
-        assert_eq!(sectors(1, 4096 + 3584, 1 << 20), 0b1000_0000);
     }
 }

@@ -9,6 +9,7 @@
 //! Both files: a header of 4096 bytes (magic, version u32, disk bytes u64, id 16 bytes; in the live one also the host's boot
 //! id), then the bytes of the map. A live map of another boot or another layer is ignored.
 
+use super::CHUNK;
 use super::marks::Marks;
 use super::storage::{Storage, access};
 use crate::MountError;
@@ -31,6 +32,13 @@ const PAGE: u64 = 4096;
 const DURABLE_MAGIC: &[u8; 8] = b"FLOEMAPD";
 const LIVE_MAGIC: &[u8; 8] = b"FLOEMAPL";
 const VERSION: u32 = 1;
+
+/// Returns the bits of the sectors of `chunk` that `from..to` covers (bytes, multiples of 512).
+pub(crate) fn sectors(chunk: u64, from: u64, to: u64) -> u8 {
+    let first = from.max(chunk * CHUNK) / SECTOR % 8;
+    let end = to.min((chunk + 1) * CHUNK).div_ceil(SECTOR) - chunk * 8;
+    ((1u16 << end) - (1u16 << first)) as u8
+}
 
 /// The header of a map file.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -475,6 +483,14 @@ fn copy(durable: &File, live: &File, chunks: u64) -> io::Result<()> {
 mod tests {
     use super::*;
     use proptest::prelude::*;
+
+    #[test]
+    fn sector_masks_cover_exactly_the_bytes_that_are_in_the_chunk() {
+        assert_eq!(sectors(0, 0, 4096), 0xFF);
+        assert_eq!(sectors(1, 4096 + 512, 4096 + 1024), 0b10);
+        assert_eq!(sectors(1, 0, 4096 + 1024), 0b11);
+        assert_eq!(sectors(1, 4096 + 3584, 1 << 20), 0b1000_0000);
+    }
 
     #[test]
     fn a_live_map_of_another_boot_is_not_believed() {

@@ -23,6 +23,7 @@ mod frozen;
 #[cfg(test)]
 mod interleavings;
 mod layer;
+mod layer_files;
 mod map;
 mod marks;
 #[cfg(test)]
@@ -45,9 +46,8 @@ pub(crate) use behind::{Dirty, Unwritten};
 use floe_image::{CHUNK_SIZE, Hash};
 use floe_store::{Durability, private};
 pub(crate) use layer::Layer;
-use layer::sectors;
 pub(crate) use map::remove_earlier_boots;
-use map::{DISK_BYTES_MAX, SECTOR};
+use map::{DISK_BYTES_MAX, SECTOR, sectors};
 use parking_lot::{Mutex, RwLock};
 use serde::{Deserialize, Serialize};
 use std::io;

@@ -400,7 +400,7 @@ impl Unsynced {
             let Some(sums) = self.state.lock().later.chunks.get(&chunk).copied() else {
                 continue;
             };
-            let wanted = sums.mask & super::layer::sectors(chunk, from, to);
+            let wanted = sums.mask & super::map::sectors(chunk, from, to);
             for sector in (0..CHUNK_SIZE / SECTOR as usize).filter(|s| wanted & 1 << s != 0) {
                 let mut bytes = [0; SECTOR as usize];
                 data.read(&mut bytes, chunk * CHUNK + sector as u64 * SECTOR)?;
