@@ -22,7 +22,7 @@ EXPERIMENTS += offload advise isolation density io io-sim cpu-sim cpu-scx io-who
 EXPERIMENTS += stream-sim swarm-sim swarm-real swarm-cost swarm-storm stream-real two-streams page train optimize hub-hostile odd-sources build test
 
 .PHONY: help deps build scx deb tarball static demo test test-all flaky fmt lint doc fuzz hammer programs guests interface kvm-check lab completions clean
-.PHONY: azurite web browser guest-tools guest-tiny guest-keys guest-scx guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
+.PHONY: azurite clang web browser guest-tools guest-tiny guest-keys guest-scx guest-stock guest-shop guest-mpi guest-debian guest-apps guest-desktop guest-family traces
 
 help: ## Show this list
 	@awk -F':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -47,13 +47,17 @@ build: deps web ## Build the floe command and the agent for guests (target/relea
 	@$(MAKE) -s -C crates/guest agent
 	@install -m 755 crates/guest/build/floe-guest target/release/floe-guest
 
-# Needed only where `floe node --cpu-sched` is to have a scheduler in the kernel: no other target wants clang.
+# Needed only where `floe node --cpu-sched` is to have a scheduler in the kernel, and for the tests of that.
 CLANG ?= $(firstword $(shell command -v clang clang-19 clang-16) clang)
 SCX ?= target/release/floe.bpf.o
 scx: ## Build floe's scheduler for kernels with sched_ext (target/release/floe.bpf.o); needs clang
 	@command -v $(CLANG) >/dev/null || { echo "make scx: clang is missing; install the Debian package clang" >&2; exit 1; }
 	@mkdir -p $(dir $(SCX))
 	$(CLANG) -O2 -target bpf -mcpu=v3 -Wall -Wno-unused-function -c crates/scx/bpf/floe.bpf.c -o $(SCX)
+
+# By its version: that of Debian 12 without one is too old.
+clang: deps
+	@command -v $(CLANG) >/dev/null || scripts/deps clang-19
 
 PACKAGES := $(CURDIR)/target/packages
 deb: build ## Build the Debian package (target/packages/floe_VERSION_amd64.deb)
@@ -156,7 +160,7 @@ programs: deps web
 	$(CARGO) test --locked --workspace --no-run
 
 # The guests of all tests, made by a floe that needs no libraries, and what else only `make test-all` needs.
-guests: guest-tiny guest-mpi azurite static
+guests: guest-tiny guest-mpi guest-scx clang azurite static
 	@FLOE=target/static/debug/floe scripts/guest-stock $(GUESTS)/stock
 	@FLOE=target/static/debug/floe scripts/guest-stock $(GUESTS)/shop $(SHOP_PACKAGES)
 
@@ -178,7 +182,7 @@ test-all: deps web $(NEXTEST)/ready ## Everything there is; PART="hosts storms" 
 flaky: deps web guest-tiny $(NEXTEST)/ready ## Run what can be disturbed of `make test` ten times beside a load on every core, and name what needed a second try
 	@scripts/flaky
 
-kvm-check: build guest-tiny guest-mpi guest-stock guest-shop guest-debian guest-apps static azurite ## On a host with a working KVM: run the system tests under it, and measure
+kvm-check: build guest-tiny guest-mpi guest-scx clang guest-stock guest-shop guest-debian guest-apps static azurite ## On a host with a working KVM: run the system tests under it, and measure
 	@$(CARGO) build --release --locked -p floe-lab
 	@scripts/kvm-check $(GUESTS)
 

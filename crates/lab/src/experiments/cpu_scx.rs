@@ -1,5 +1,5 @@
 //! `cpu-scx`: floe's scheduler for sched_ext, in a guest whose kernel has that: threads that are named as QEMU names its vCPUs stand for
-//! machines, under the kernel's own scheduler and under floe's in turn (`crates/scx/examples/scx_guest.rs` is the program).
+//! machines, under the kernel's own scheduler and under floe's in turn (`crates/scx/examples/scx_guest/` is the program).
 //!
 //! The guest's cores are threads that the host deschedules unseen: figures are ratios within one boot, and say more about placement than about time.
 use super::cpu_sim::worst;
@@ -32,6 +32,9 @@ struct Run {
     /// How many places the farthest sibling was behind, and how often one lent; known of floe's scheduler alone.
     inside: Option<(f64, f64)>,
 }
+
+/// Where the guest has the compiled scheduler.
+pub const OBJECT: &str = "/floe.bpf.o";
 
 /// What a guest has told.
 #[derive(Clone, Debug, Default)]
@@ -96,12 +99,14 @@ impl Told {
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("cpu-scx", context.quick);
-    let guest = Guest::scx()?;
-    let root = context.scratch.join("root");
-    prepare(&root)?;
-    let initrd = guest.add_to_initrd(&root, &context.scratch.join("initrd"))?;
     let (rounds, seconds) = context.pick((ROUNDS, RUN_S), (1, 2));
-    let told = boot(&guest, &initrd, rounds, seconds)?;
+    let runs = rounds * (MODES.len() * PROGRAMS.len()) as u32 + 10;
+    let order = format!("measure,{OBJECT},{rounds},{seconds}");
+    let mut told = Told::default();
+    boot(&context.scratch, &order, runs * RUN_PATIENCE_S, |line| {
+        told.line(line)
+    })?;
+    ensure!(told.done, "the guest has not come to its end");
     tell(&told, &mut report);
     Ok(report)
 }
@@ -142,16 +147,22 @@ fn prepare(root: &Path) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Boots the guest, and takes what it tells until it ends.
-fn boot(guest: &Guest, initrd: &Path, rounds: u32, seconds: u32) -> anyhow::Result<Told> {
-    let runs = rounds * (MODES.len() * PROGRAMS.len()) as u32 + 10;
-    let patience = (runs * RUN_PATIENCE_S).to_string();
-    let order = format!(
-        "{} scx=measure,/floe.bpf.o,{rounds},{seconds}",
-        guest.cmdline()?
-    );
+/// Boots the guest to do what `order` says, a command line of `scx_guest` with commas for blanks, and hands on each line that it prints until
+/// it ends, for so many seconds at most. The scheduler and the program are compiled in `scratch`, which is used again if it is there.
+pub fn boot(
+    scratch: &Path,
+    order: &str,
+    patience_s: u32,
+    mut heard: impl FnMut(&str) -> anyhow::Result<()>,
+) -> anyhow::Result<()> {
+    let guest = Guest::scx()?;
+    let root = scratch.join("root");
+    prepare(&root)?;
+    let initrd = guest.add_to_initrd(&root, &scratch.join("initrd"))?;
+    let order = format!("{} scx={order}", guest.cmdline()?);
     let mut qemu = Command::new("timeout")
-        .args([&patience, "qemu-system-x86_64", "-M", "q35", "-m", "1024"])
+        .arg(patience_s.to_string())
+        .args(["qemu-system-x86_64", "-M", "q35", "-m", "1024"])
         .args(["-accel", "kvm", "-accel", "tcg,thread=multi", "-cpu", "max"])
         .args(["-smp", &CORES.to_string(), "-nographic", "-no-reboot"])
         .args(["-net", "none", "-append", &order, "-kernel"])
@@ -163,19 +174,16 @@ fn boot(guest: &Guest, initrd: &Path, rounds: u32, seconds: u32) -> anyhow::Resu
         .spawn()
         .context("cannot run qemu-system-x86_64")?;
     let out = qemu.stdout.take().context("no serial line")?;
-    let mut told = Told::default();
-    let mut heard = Ok(());
+    let mut all_heard = Ok(());
     for line in BufReader::new(out).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
         if line.contains('@') {
             eprintln!("cpu-scx: {}", line.trim());
         }
-        heard = heard.and_then(|()| told.line(line.trim()));
+        all_heard = all_heard.and_then(|()| heard(line.trim()));
     }
     qemu.wait()?;
-    heard?;
-    ensure!(told.done, "the guest has not come to its end");
-    Ok(told)
+    all_heard
 }
 
 /// Adds what can be told.

@@ -1,14 +1,19 @@
-//! What runs in the guest of `floe-lab cpu-scx`: groups of threads that stand for machines, under the kernel's scheduler and under floe's in turn.
+//! What runs in the guest of `floe-lab cpu-scx` and of the lab's test `scx`: groups of threads that stand for machines, under the kernel's scheduler
+//! and under floe's.
 //!
 //! ```text
-//! scx_guest measure OBJECT ROUNDS SECONDS   all of it; prints lines that begin with @
-//! scx_guest hold OBJECT                     loads the scheduler and keeps it until it is killed
+//! scx_guest measure OBJECT ROUNDS SECONDS   both in turn; prints lines that begin with @
+//! scx_guest check OBJECT                    what must hold of floe's; prints such lines, too
+//! scx_guest hold OBJECT                     loads the scheduler, prints @held, and keeps it until it is killed
+//! scx_guest try OBJECT                      the same, but first does with it what does not need another process
 //! scx_guest machine PROGRAM THREADS SECONDS a group of threads with the names of vCPUs; prints @ready, waits for a line, prints @count
 //! ```
 //!
 //! Threads are named as QEMU names its vCPUs' (as section 4.6.2 of the paper renames programs), and all spinning is done in user space, where no
 //! kernel sees who waits for whom.
-use floe_scx::{Host, Policy, SCHED_EXT, Scheduler};
+mod check;
+
+use floe_scx::{Fares, Host, Policy, SCHED_EXT, Scheduler};
 use std::collections::BTreeMap;
 use std::hint::{black_box, spin_loop};
 use std::io::{BufRead, BufReader, Write};
@@ -29,6 +34,8 @@ const MACHINES: u32 = 4;
 /// What a group may use in the test of quotas, in percent of a core.
 const QUOTA_PCT: u64 = 50;
 const GROUP: &str = "/sys/fs/cgroup/quota";
+/// The group beside it, which has no quota.
+const BESIDE: &str = "/sys/fs/cgroup/beside";
 
 fn work(rounds: u64) {
     let mut value = rounds;
@@ -166,25 +173,32 @@ fn machine(program: &str, threads: u64, seconds: f64) -> Answer<()> {
     })
 }
 
+/// Starts this program with other arguments.
+fn spawn(arguments: &[&str]) -> Answer<(Child, BufReader<ChildStdout>)> {
+    let mut child = Command::new(env::current_exe()?)
+        .args(arguments)
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()?;
+    let out = child.stdout.take().ok_or("no output")?;
+    Ok((child, BufReader::new(out)))
+}
+
 struct Machine {
+    threads: u64,
     child: Child,
     out: BufReader<ChildStdout>,
 }
 
 impl Machine {
     fn start(program: &str, threads: u64, seconds: f64) -> Answer<Machine> {
-        let mut child = Command::new(env::current_exe()?)
-            .args([
-                "machine",
-                program,
-                &threads.to_string(),
-                &seconds.to_string(),
-            ])
-            .stdin(Stdio::piped())
-            .stdout(Stdio::piped())
-            .spawn()?;
-        let out = BufReader::new(child.stdout.take().ok_or("no output")?);
-        let mut machine = Machine { child, out };
+        let (count, time) = (threads.to_string(), seconds.to_string());
+        let (child, out) = spawn(&["machine", program, &count, &time])?;
+        let mut machine = Machine {
+            threads,
+            child,
+            out,
+        };
         machine.line("@ready")?;
         Ok(machine)
     }
@@ -201,8 +215,18 @@ impl Machine {
         Ok(input.write_all(b"go\n")?)
     }
 
-    /// Its threads that have the names of vCPUs.
+    /// Its threads that have the names of vCPUs, once all of them have.
     fn vcpus(&self) -> Answer<Vec<u32>> {
+        loop {
+            let tids = self.named()?;
+            if tids.len() as u64 == self.threads {
+                return Ok(tids);
+            }
+            thread::sleep(Duration::from_millis(10));
+        }
+    }
+
+    fn named(&self) -> Answer<Vec<u32>> {
         let mut tids = Vec::new();
         for entry in fs::read_dir(format!("/proc/{}/task", self.child.id()))? {
             let path = entry?.path();
@@ -225,6 +249,38 @@ impl Machine {
     }
 }
 
+/// Machines of so many threads. The first runs a program, the others compute.
+struct Machines {
+    all: Vec<Machine>,
+    /// The vCPUs of each.
+    tids: Vec<Vec<u32>>,
+}
+
+impl Machines {
+    fn start(program: &str, threads: u64, seconds: f64) -> Answer<Machines> {
+        let (mut all, mut tids) = (Vec::new(), Vec::new());
+        for number in 0..MACHINES {
+            let program = if number == 0 { program } else { "compute" };
+            all.push(Machine::start(program, threads, seconds)?);
+        }
+        for machine in &all {
+            tids.push(machine.vcpus()?);
+        }
+        Ok(Machines { all, tids })
+    }
+
+    /// Of each vCPU the number of its machine.
+    fn vcpus(&self) -> BTreeMap<u32, u32> {
+        let numbered = (0u32..).zip(&self.tids);
+        let each = numbered.flat_map(|(number, its)| its.iter().map(move |tid| (*tid, number)));
+        each.collect()
+    }
+
+    fn go(&mut self) -> Answer<()> {
+        self.all.iter_mut().try_for_each(Machine::go)
+    }
+}
+
 /// State and last core of a thread.
 fn state(tid: u32) -> Option<(char, u32)> {
     let text = fs::read_to_string(format!("/proc/{tid}/stat")).ok()?;
@@ -234,9 +290,12 @@ fn state(tid: u32) -> Option<(char, u32)> {
     Some((state, fields.nth(35)?.parse().ok()?))
 }
 
-fn switches(tid: u32) -> u64 {
+/// How often a thread has left its core. It was made to where `which` is "nonvoluntary", and all are counted where that is empty.
+fn switches(tid: u32, which: &str) -> u64 {
     let text = fs::read_to_string(format!("/proc/{tid}/status")).unwrap_or_default();
-    let of = text.lines().filter(|line| line.contains("ctxt_switches"));
+    let name = format!("{which}_ctxt_switches");
+    let name = name.trim_start_matches('_');
+    let of = text.lines().filter(|line| line.contains(name));
     of.filter_map(|line| line.split_whitespace().last()?.parse::<u64>().ok())
         .sum()
 }
@@ -268,57 +327,53 @@ impl Looks {
 }
 
 struct Host4 {
-    object: String,
     threads: u64,
     seconds: f64,
 }
 
+/// Loads the scheduler that keeps siblings apart, and lends.
+fn sbco(object: &str) -> Answer<Scheduler> {
+    Ok(Scheduler::load(Path::new(object), Policy::Sbco)?)
+}
+
 fn load(object: &str, mode: &str) -> Answer<Option<Scheduler>> {
-    let policy = match mode {
-        "balance" => Policy::Balance,
-        "sbco" => Policy::Sbco,
-        _ => return Ok(None),
-    };
-    Ok(Some(Scheduler::load(Path::new(object), policy)?))
+    Ok(match mode {
+        "balance" => Some(Scheduler::load(Path::new(object), Policy::Balance)?),
+        "sbco" => Some(sbco(object)?),
+        _ => None,
+    })
 }
 
 impl Host4 {
-    fn run(&self, round: u32, mode: &str, program: &str) -> Answer<()> {
-        let mut scheduler = load(&self.object, mode)?;
-        let mut machines = Vec::new();
-        for number in 0..MACHINES {
-            let program = if number == 0 { program } else { "compute" };
-            machines.push(Machine::start(program, self.threads, self.seconds)?);
-        }
-        let mut vcpus = BTreeMap::new();
-        let mut tids = Vec::new();
-        for (number, machine) in machines.iter().enumerate() {
-            let its = machine.vcpus()?;
-            vcpus.extend(its.iter().map(|tid| (*tid, number as u32)));
-            tids.push(its);
-        }
+    fn run(
+        &self,
+        round: u32,
+        mode: &str,
+        program: &str,
+        mut scheduler: Option<&mut Scheduler>,
+    ) -> Answer<()> {
+        let mut machines = Machines::start(program, self.threads, self.seconds)?;
+        let mut before = Fares::default();
         if let Some(scheduler) = &mut scheduler {
-            scheduler.set_vcpus(&vcpus)?;
+            before = scheduler.fares(0)?;
+            scheduler.set_vcpus(&machines.vcpus())?;
         }
-        for machine in &mut machines {
-            machine.go()?;
-        }
+        machines.go()?;
         let begin = Instant::now();
         let mut looks = Looks::default();
         let mut switched = 0;
         while begin.elapsed().as_secs_f64() < self.seconds - 0.2 {
             thread::sleep(Duration::from_millis(40));
-            looks.look(&tids[0]);
-            switched = tids.iter().flatten().map(|tid| switches(*tid)).sum();
+            looks.look(&machines.tids[0]);
+            let tids = machines.tids.iter().flatten();
+            switched = tids.map(|tid| switches(*tid, "")).sum();
         }
-        let counts: Answer<Vec<f64>> = machines.iter_mut().map(Machine::end).collect();
+        let counts: Answer<Vec<f64>> = machines.all.iter_mut().map(Machine::end).collect();
         let counts = counts?;
         let (mut inside, mut lent) = ("- - - -".to_owned(), String::from("-"));
-        if let Some(scheduler) = &scheduler {
-            if !scheduler.is_in_force() {
-                return Err(format!("the scheduler has ended: {}", ended()).into());
-            }
-            let fares = scheduler.fares(0)?;
+        if let Some(scheduler) = scheduler {
+            in_force(scheduler)?;
+            let fares = scheduler.fares(0)?.since(&before);
             let ledger = scheduler.ledger()?;
             let or = |figure: Option<f64>| figure.map_or("-".into(), |one| format!("{one:.3}"));
             inside = format!(
@@ -341,22 +396,31 @@ impl Host4 {
     }
 }
 
-fn ended() -> String {
-    fs::read_to_string(format!("{SCHED_EXT}/state")).unwrap_or_default()
+fn in_force(scheduler: &Scheduler) -> Answer<()> {
+    match scheduler.is_in_force() {
+        true => Ok(()),
+        false => {
+            let state = fs::read_to_string(format!("{SCHED_EXT}/state")).unwrap_or_default();
+            Err(format!("the scheduler has ended: {state}").into())
+        }
+    }
 }
 
-/// How long after its loader was killed the scheduler is gone, in milliseconds.
-fn exit(object: &str) -> Answer<f64> {
-    let mut child = Command::new(env::current_exe()?)
-        .args(["hold", object])
-        .stdout(Stdio::piped())
-        .spawn()?;
-    let mut line = String::new();
-    let out = child.stdout.take().ok_or("no output")?;
-    BufReader::new(out).read_line(&mut line)?;
-    if line.trim() != "@held" {
-        return Err(line.into());
+/// Starts a process that loads the scheduler and keeps it (`hold`, `try`). What it prints before it only keeps it is handed on.
+fn holder(what: &str, object: &str) -> Answer<Child> {
+    let (child, out) = spawn(&[what, object])?;
+    for line in out.lines() {
+        let line = line?;
+        if line == "@held" {
+            return Ok(child);
+        }
+        println!("{line}");
     }
+    Err("the process that was to keep the scheduler has ended".into())
+}
+
+/// Kills the process that has loaded the scheduler. Returns after how many milliseconds the kernel has its own again.
+fn kill(mut child: Child) -> Answer<f64> {
     child.kill()?;
     let begin = Instant::now();
     while Host::at(Path::new(SCHED_EXT))? != Host::Free {
@@ -367,51 +431,70 @@ fn exit(object: &str) -> Answer<f64> {
     Ok(took)
 }
 
-/// How far a group's use is from its quota, in percent of that, with so many other threads that compute.
-fn quota(object: &str, seconds: f64, others: u64) -> Answer<f64> {
-    let scheduler = Scheduler::load(Path::new(object), Policy::Sbco)?;
-    fs::create_dir_all(GROUP)?;
-    fs::write(
-        format!("{GROUP}/cpu.max"),
-        format!("{} 100000", QUOTA_PCT * 1000),
-    )?;
-    let mut inside = Machine::start("compute", 4, seconds)?;
-    fs::write(
-        format!("{GROUP}/cgroup.procs"),
-        inside.child.id().to_string(),
-    )?;
-    let mut outside = Machine::start("compute", others, seconds)?;
-    let used = || -> Answer<u64> {
-        let text = fs::read_to_string(format!("{GROUP}/cpu.stat"))?;
-        let line = text
-            .lines()
-            .find_map(|line| line.strip_prefix("usage_usec "));
-        Ok(line.ok_or("no use")?.parse()?)
-    };
-    let before = used()?;
+/// What two groups have used within the same time, in microseconds, and that time.
+struct Used {
+    quota_us: u64,
+    beside_us: u64,
+    took: Duration,
+}
+
+fn used_us(group: &str) -> Answer<u64> {
+    let text = fs::read_to_string(format!("{group}/cpu.stat"))?;
+    let line = text
+        .lines()
+        .find_map(|line| line.strip_prefix("usage_usec "));
+    Ok(line.ok_or("no use")?.parse()?)
+}
+
+/// Has four threads compute in a group with this `cpu.max`, beside so many in one that has no quota.
+fn use_up(scheduler: &Scheduler, seconds: f64, max: &str, others: u64) -> Answer<Used> {
+    let mut machines = Vec::new();
+    for (group, max, threads) in [(GROUP, max, 4), (BESIDE, "max", others)] {
+        fs::create_dir_all(group)?;
+        fs::write(format!("{group}/cpu.max"), max)?;
+        let machine = Machine::start("compute", threads, seconds)?;
+        let id = machine.child.id().to_string();
+        fs::write(format!("{group}/cgroup.procs"), id)?;
+        machines.push(machine);
+    }
+    let before = [used_us(GROUP)?, used_us(BESIDE)?];
     let begin = Instant::now();
-    inside.go()?;
-    outside.go()?;
+    machines.iter_mut().try_for_each(Machine::go)?;
     while begin.elapsed().as_secs_f64() < seconds - 0.3 {
         scheduler.unpark()?;
         thread::sleep(Duration::from_millis(5));
     }
-    let (took, took_us) = (begin.elapsed(), used()? - before);
-    if !scheduler.is_in_force() {
-        return Err("the scheduler has ended".into());
-    }
+    let used = Used {
+        took: begin.elapsed(),
+        quota_us: used_us(GROUP)? - before[0],
+        beside_us: used_us(BESIDE)? - before[1],
+    };
+    in_force(scheduler)?;
     println!("# {:?}", scheduler.ledger()?);
-    while inside.child.try_wait()?.is_none() {
-        scheduler.unpark()?;
-        thread::sleep(Duration::from_millis(5));
+    for machine in &mut machines {
+        while machine.child.try_wait()?.is_none() {
+            scheduler.unpark()?;
+            thread::sleep(Duration::from_millis(5));
+        }
     }
-    outside.child.wait()?;
-    let may = took.as_micros() as f64 * QUOTA_PCT as f64 / 100.0;
-    Ok(100.0 * (took_us as f64 - may) / may)
+    Ok(used)
+}
+
+/// The quota as `cpu.max` has it.
+fn max() -> String {
+    format!("{} 100000", QUOTA_PCT * 1000)
+}
+
+/// How far a group's use is from its quota, in percent of that, with so many other threads that compute.
+fn quota(object: &str, seconds: f64, others: u64) -> Answer<f64> {
+    let scheduler = sbco(object)?;
+    let used = use_up(&scheduler, seconds, &max(), others)?;
+    let may = used.took.as_micros() as f64 * QUOTA_PCT as f64 / 100.0;
+    Ok(100.0 * (used.quota_us as f64 - may) / may)
 }
 
 fn measure(object: &str, rounds: u32, seconds: f64) -> Answer<()> {
-    println!("@exit {:.1}", exit(object)?);
+    println!("@exit {:.1}", kill(holder("hold", object)?)?);
     for others in [0, 8] {
         println!(
             "@quota {others} {:.2}",
@@ -419,26 +502,22 @@ fn measure(object: &str, rounds: u32, seconds: f64) -> Answer<()> {
         );
     }
     let threads = thread::available_parallelism()?.get() as u64;
-    let host = Host4 {
-        object: object.to_owned(),
-        threads,
-        seconds,
-    };
+    let host = Host4 { threads, seconds };
     for round in 0..rounds {
         let mut modes = ["off", "balance", "sbco"];
         modes.rotate_left(round as usize % 3);
         for program in ["lock", "barrier", "pipeline", "compute"] {
             for mode in modes {
-                host.run(round, mode, program)?;
+                let mut scheduler = load(object, mode)?;
+                host.run(round, mode, program, scheduler.as_mut())?;
             }
         }
-        println!("@exit {:.1}", exit(object)?);
+        println!("@exit {:.1}", kill(holder("hold", object)?)?);
     }
     Ok(())
 }
 
-fn hold(object: &str) -> Answer<()> {
-    let scheduler = Scheduler::load(Path::new(object), Policy::Sbco)?;
+fn hold(scheduler: &Scheduler) -> Answer<()> {
     println!("@held");
     loop {
         scheduler.unpark()?;
@@ -454,12 +533,14 @@ fn main() {
             (Ok(threads), Ok(seconds)) => machine(program, threads, seconds),
             _ => Err("how many threads, and for how long?".into()),
         },
-        ["hold", object] => hold(object),
+        ["hold", object] => sbco(object).and_then(|scheduler| hold(&scheduler)),
+        ["try", object] => check::attempt(object).and_then(|scheduler| hold(&scheduler)),
+        ["check", object] => check::check(object),
         ["measure", object, rounds, seconds] => match (rounds.parse(), seconds.parse()) {
             (Ok(rounds), Ok(seconds)) => measure(object, rounds, seconds),
             _ => Err("how many rounds, and for how long?".into()),
         },
-        _ => Err("scx_guest measure|hold|machine".into()),
+        _ => Err("scx_guest measure|check|hold|try|machine".into()),
     };
     match answer {
         Ok(()) => println!("@done"),
