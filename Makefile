@@ -47,7 +47,7 @@ build: deps web ## Build the floe command and the agent for guests (target/relea
 	@$(MAKE) -s -C crates/guest agent
 	@install -m 755 crates/guest/build/floe-guest target/release/floe-guest
 
-# Needed only where `floe node --cpu-sched` is to have a scheduler in the kernel, and for the tests of that.
+# Needed only where `floe node --cpu-sched` is to have a scheduler in the kernel: for that in packages, and for the tests of it.
 CLANG ?= $(firstword $(shell command -v clang clang-19 clang-16) clang)
 SCX ?= target/release/floe.bpf.o
 scx: ## Build floe's scheduler for kernels with sched_ext (target/release/floe.bpf.o); needs clang
@@ -60,13 +60,16 @@ clang: deps
 	@command -v $(CLANG) >/dev/null || scripts/deps clang-19
 
 PACKAGES := $(CURDIR)/target/packages
-deb: build ## Build the Debian package (target/packages/floe_VERSION_amd64.deb)
-	@scripts/package deb target/release/floe target/release/floe-guest $(PACKAGES)
+# Packages have the scheduler for kernels with sched_ext if clang is there.
+PACKED_SCX := $(if $(shell command -v $(CLANG)),$(SCX))
+PACKED := $(if $(PACKED_SCX),build scx,build)
+deb: $(PACKED) ## Build the Debian package (target/packages/floe_VERSION_amd64.deb)
+	@scripts/package deb target/release/floe target/release/floe-guest $(PACKAGES) $(PACKED_SCX)
 
-tarball: build ## Build the tarball for any Linux (target/packages/floe-VERSION-x86_64-linux.tar.gz), and prove it in an empty directory
+tarball: $(PACKED) ## Build the tarball for any Linux (target/packages/floe-VERSION-x86_64-linux.tar.gz), and prove it in an empty directory
 	@scripts/static release target/static/release/floe
 	@$(CARGO) build --quiet --release --locked -p floe # target/release has the one of `make build` again
-	@file=$$(scripts/package tarball target/static/release/floe target/release/floe-guest $(PACKAGES)) && scripts/standalone "$$file"
+	@file=$$(scripts/package tarball target/static/release/floe target/release/floe-guest $(PACKAGES) $(PACKED_SCX)) && scripts/standalone "$$file"
 
 static: deps web
 	@scripts/static dev target/static/debug/floe

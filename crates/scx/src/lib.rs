@@ -55,7 +55,10 @@ pub enum ScxError {
     )]
     Taken(String),
     /// The compiled program is not there.
-    #[error("{} is missing: make it with `make scx` (needs clang)", .0.display())]
+    #[error(
+        "{} is missing: install a package of floe that was made where clang is, or make it with `make scx` (needs clang)",
+        .0.display()
+    )]
     Missing(PathBuf),
     /// The compiled program makes no sense.
     #[error("floe's scheduler is not what `make scx` makes: {0}; make it anew")]
@@ -149,12 +152,16 @@ impl Host {
     }
 }
 
-/// The compiled program beside a program, or where packages have it.
+/// The compiled program for floe's own: beside it, as `make scx` puts it, or below the same prefix, as packages have it.
 pub fn file_beside(program: &Path) -> PathBuf {
     let beside = program.with_file_name(FILE);
     match beside.try_exists() {
         Ok(true) => beside,
-        _ => Path::new("/usr/lib/floe").join(FILE),
+        _ => {
+            let prefix = program.parent().and_then(Path::parent);
+            let prefix = prefix.unwrap_or(Path::new("/usr"));
+            prefix.join("lib/floe").join(FILE)
+        }
     }
 }
 

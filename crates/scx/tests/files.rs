@@ -2,9 +2,10 @@
 
 use floe_scx::btf::Btf;
 use floe_scx::object::{self, Place, Program, What};
-use floe_scx::{Fares, Host};
+use floe_scx::{Fares, Host, file_beside};
 use proptest::prelude::*;
 use std::fs;
+use std::path::Path;
 
 fn word(number: u32) -> [u8; 4] {
     number.to_le_bytes()
@@ -93,6 +94,21 @@ fn a_kernel_tells_whose_scheduler_it_has() {
         Host::Loaded("lavd".into())
     );
     fs::remove_dir_all(&dir).expect("it is ours");
+}
+
+#[test]
+fn the_compiled_program_is_where_packages_and_a_build_have_it() {
+    let debian = file_beside(Path::new("/usr/bin/floe"));
+    assert_eq!(debian, Path::new("/usr/lib/floe/floe.bpf.o"));
+    // a tarball that was unpacked anywhere
+    let prefix = std::env::temp_dir().join(format!("floe-scx-prefix-{}", std::process::id()));
+    let floe = prefix.join("bin/floe");
+    fs::create_dir_all(prefix.join("bin")).expect("a directory");
+    assert_eq!(file_beside(&floe), prefix.join("lib/floe/floe.bpf.o"));
+    let built = prefix.join("bin/floe.bpf.o");
+    fs::write(&built, "").expect("a file");
+    assert_eq!(file_beside(&floe), built);
+    fs::remove_dir_all(&prefix).expect("it is ours");
 }
 
 #[test]

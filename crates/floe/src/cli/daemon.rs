@@ -95,7 +95,8 @@ struct NodeArgs {
     #[arg(long, value_name = "DIR")]
     io_trace: Option<PathBuf>,
     /// Where the vCPUs of one machine run: on different cores, and close together in time (sbco); on different cores (balance); or where
-    /// the kernel places them (off). The node compares, and stops where nothing is gained; floe sched status shows it
+    /// the kernel places them (off). Where the kernel lets root replace its scheduler (sched_ext) and floe's is installed, that does it;
+    /// elsewhere the node does, compares, and stops where nothing is gained. floe doctor says what this host can, floe sched status shows it
     #[arg(long, value_parser = one_of::<CpuSched>(["sbco", "balance", "off"]), default_value = "off", value_name = "HOW")]
     cpu_sched: CpuSched,
     /// Don't ask guests once a day to give back what they do not use of their disks; floe disk trim does

@@ -53,15 +53,30 @@ fn wait_for(node: &TestNode, line: &str) {
     }
 }
 
-fn package(kind: &str, program: &Path, dir: &Path) -> Output {
+/// Packs a program, and the scheduler for kernels with sched_ext if there is one.
+fn package(kind: &str, program: &Path, dir: &Path, scheduler: Option<&Path>) -> Output {
     Command::new(script("package"))
         .arg(kind)
         .arg(program)
         .arg(node::guest("stock/floe-guest"))
         .arg(dir)
+        .args(scheduler)
         .env("FLOE_DEB_COMPRESSION", "gzip") // an emulated guest unpacks that sooner
         .output()
         .unwrap()
+}
+
+/// Compiles the scheduler for kernels with sched_ext.
+fn scheduler(dir: &Path) -> PathBuf {
+    let file = dir.join("floe.bpf.o");
+    let made = Command::new("make")
+        .args(["-s", "scx"])
+        .arg(format!("SCX={}", file.display()))
+        .current_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("../.."))
+        .output()
+        .unwrap();
+    assert!(made.status.success(), "{made:?}");
+    file
 }
 
 /// Returns the file that a script has made and named.
@@ -77,13 +92,14 @@ fn script(name: &str) -> PathBuf {
 }
 
 #[test]
-#[ignore = "needs root, QEMU and the guest stock"]
+#[ignore = "needs root, QEMU, clang and the guest stock"]
 fn a_debian_that_floe_built_runs_floes_package_under_its_systemd_and_loses_it_again() {
     let dir = tempfile::tempdir().unwrap();
     let deb = named(&package(
         "deb",
         Path::new(env!("CARGO_BIN_EXE_floe")),
         dir.path(),
+        Some(&scheduler(dir.path())),
     ));
     let listed = Command::new("dpkg-deb")
         .arg("-c")
@@ -94,6 +110,7 @@ fn a_debian_that_floe_built_runs_floes_package_under_its_systemd_and_loses_it_ag
     for file in [
         "/usr/bin/floe",
         "/usr/lib/floe/floe-guest",
+        "/usr/lib/floe/floe.bpf.o",
         "/usr/lib/systemd/system/floe-node.service",
         "/usr/share/man/man1/floe-run.1.gz",
         "/usr/share/bash-completion/completions/floe",
@@ -207,7 +224,7 @@ fn nothing_is_left(node: &TestNode) {
 }
 
 #[test]
-#[ignore = "needs root, /dev/fuse, the guest stock and `make static`"]
+#[ignore = "needs root, /dev/fuse, clang, the guest stock and `make static`"]
 fn the_tarball_works_in_a_directory_in_which_nothing_else_is() {
     let dir = tempfile::tempdir().unwrap();
     let program = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../target/static/debug/floe");
@@ -216,7 +233,9 @@ fn the_tarball_works_in_a_directory_in_which_nothing_else_is() {
         "{} is missing: make static",
         program.display()
     );
-    let tarball = named(&package("tarball", &program, dir.path()));
+    let scheduler = scheduler(dir.path());
+    let made = package("tarball", &program, dir.path(), Some(&scheduler));
+    let tarball = named(&made);
     let listed = Command::new("tar").arg("-tzf").arg(&tarball).output();
     let listed = String::from_utf8(listed.unwrap().stdout).unwrap();
     for file in [
@@ -225,6 +244,7 @@ fn the_tarball_works_in_a_directory_in_which_nothing_else_is() {
         "LICENSES",
         "bin/floe",
         "lib/floe/floe-guest",
+        "lib/floe/floe.bpf.o",
         "lib/systemd/system/floe-hub.service",
         "share/man/man1/floe-run.1",
         "share/zsh/site-functions/_floe",
@@ -244,7 +264,7 @@ fn the_tarball_works_in_a_directory_in_which_nothing_else_is() {
 fn no_tarball_is_made_of_a_program_that_needs_libraries() {
     let dir = tempfile::tempdir().unwrap();
     let dynamic = Path::new(env!("CARGO_BIN_EXE_floe"));
-    let refused = package("tarball", dynamic, dir.path());
+    let refused = package("tarball", dynamic, dir.path(), None);
     let said = String::from_utf8_lossy(&refused.stderr);
     assert!(!refused.status.success(), "{said}");
     assert!(said.contains("is linked dynamically"), "{said}");
