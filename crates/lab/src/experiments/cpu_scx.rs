@@ -159,7 +159,8 @@ pub fn boot(
     let root = scratch.join("root");
     prepare(&root)?;
     let initrd = guest.add_to_initrd(&root, &scratch.join("initrd"))?;
-    let order = format!("{} scx={order}", guest.cmdline()?);
+    // a kernel that breaks ends at once
+    let order = format!("{} panic=-1 scx={order}", guest.cmdline()?);
     let mut qemu = Command::new("timeout")
         .arg(patience_s.to_string())
         .args(["qemu-system-x86_64", "-M", "q35", "-m", "1024"])
@@ -177,7 +178,7 @@ pub fn boot(
     let mut all_heard = Ok(());
     for line in BufReader::new(out).split(b'\n') {
         let line = String::from_utf8_lossy(&line?).into_owned();
-        if line.contains('@') {
+        if line.contains('@') || line.contains("Oops") || line.contains("panic") {
             eprintln!("cpu-scx: {}", line.trim());
         }
         all_heard = all_heard.and_then(|()| heard(line.trim()));
