@@ -53,7 +53,8 @@ fn told_of(
                 "with --cpu-sched root's node puts its own scheduler in the kernel instead (sched_ext; {})",
                 file.display()
             ),
-            None => "the kernel could have floe's scheduler (sched_ext), but that is not installed: packages of floe have it if clang was there when they were made; make scx"
+            None => "the kernel could have floe's scheduler (sched_ext), but that is not installed: packages of floe have it if \
+                     clang was there when they were made, and make scx makes it"
                 .to_owned(),
         },
         Ok(Host::Loaded(name)) if name == floe_scx::NAME => {
