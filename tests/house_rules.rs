@@ -131,7 +131,7 @@ fn decisions_have_no_io_and_no_clock() {
             "crates/extents/src",
             "crates/swarm/src",
             "crates/peers/src/wire",
-            "crates/peers/src/link/ear.rs",
+            "crates/peers/src/connection/ear.rs",
             "crates/peers/src/owner/gossip.rs",
             "crates/source/src/multicast/protocol",
             "crates/source/src/wrap/stripes.rs",

@@ -52,8 +52,8 @@ test("who gave how much of an image is on the pages of the nodes that bring it t
     await expect(swarms.getByRole("heading", { name: "tiny-live:shell" })).toBeVisible();
     await expect(swarms).toContainText("given until 3 others have had all of it");
     await expect(swarms).toContainText("have had all of it: 1");
-    await expect(swarms).toContainText(/what none of them has: linked with 1 of \d+ other nodes? that the hub lists\./);
-    await expect(row(swarms, far.site).getByRole("cell").nth(STATE)).toHaveText("linked");
+    await expect(swarms).toContainText(/what none of them has: connected to 1 of \d+ other nodes? that the hub lists\./);
+    await expect(row(swarms, far.site).getByRole("cell").nth(STATE)).toHaveText("connected");
     await expect(row(swarms, far.site).getByRole("cell").nth(GOT)).toHaveText(between(site, far.site).gave);
     // it had all of it before
     const hub = swarms.getByRole("row").filter({ hasText: "the hub" });

@@ -3,7 +3,7 @@
 //! Whoever reads an image of a hub asks here first, at each read: a machine that runs already has the benefit as soon as its image's
 //! swarm is entered. What is on this host's shelf is read from it; what is not is needed, or wanted ahead of need, and waited for, unless
 //! the hub sends it sooner and in few bytes ([`Sooner`](super::sooner::Sooner)). What somebody stands still for is waited for no longer than
-//! the hub would take ([`Hedge`](super::hedge::Hedge)). Where no other node is linked, and where the image has no swarm now, the hub is read
+//! the hub would take ([`Hedge`](super::hedge::Hedge)). Where no other node is connected, and where the image has no swarm now, the hub is read
 //! as without all this.
 //!
 //! What is fetched ahead is paced by the planner and the fetcher, by the link that a source tells them of. For images that come by swarms
@@ -107,14 +107,14 @@ impl Beside {
         if lacks == 0 {
             return Ok(());
         }
-        let (asked, linked) = (Instant::now(), part.swarm.linked() > 0);
+        let (asked, connected) = (Instant::now(), part.swarm.connected() > 0);
         let most = match reading.request.deadline {
             short if short < SHORT => short,
             deadline => deadline.mul_f32(0.6), // it leaves time for the hub
         };
-        let patience = part.hedge.lock().patience(linked, lacks);
+        let patience = part.hedge.lock().patience(connected, lacks);
         let limit = reading.began.elapsed() + patience;
-        let lacked = linked && part.lacks_pieces(&reading.rest());
+        let lacked = connected && part.lacks_pieces(&reading.rest());
         let read = reading.of_swarm(part, limit.min(most));
         let waited = asked.elapsed();
         let note = |came: bool| {
@@ -126,7 +126,7 @@ impl Beside {
             note(true);
             return Ok(());
         };
-        if linked && matches!(error, SourceError::Timeout { .. }) {
+        if connected && matches!(error, SourceError::Timeout { .. }) {
             let limit = reading.began.elapsed() + HEDGED;
             if part.may_hedge(reading.lacks()) && self.of_hub(part, reading, limit).is_ok() {
                 note(false);
@@ -149,7 +149,7 @@ impl Beside {
             note(false);
         }
         tracing::debug!(image = reading.image.short(), %error, "read from the hub instead");
-        if !linked {
+        if !connected {
             part.keep_for_later(&reading.rest());
         }
         let limit = reading.request.deadline;
@@ -326,21 +326,21 @@ mod tests {
     use floe_ground::patience::PATIENCE;
     use floe_peers::{PieceId, Swarm};
 
-    /// Lets the other host of a world take part, and waits until the two are linked.
-    fn linked(world: &World, has_all: bool) -> Swarm {
+    /// Lets the other host of a world take part, and waits until the two are connected.
+    fn connected(world: &World, has_all: bool) -> Swarm {
         let other = world.other(has_all);
-        let linked = async {
-            while world.part.swarm.linked() == 0 {
+        let connected = async {
+            while world.part.swarm.connected() == 0 {
                 tokio::time::sleep(Duration::from_millis(5)).await;
             }
         };
-        let linked = async { tokio::time::timeout(PATIENCE, linked).await };
-        world.runtime.block_on(linked).unwrap();
+        let connected = async { tokio::time::timeout(PATIENCE, connected).await };
+        world.runtime.block_on(connected).unwrap();
         other
     }
 
     #[test]
-    fn a_demand_is_read_from_the_hub_if_nobody_is_linked_and_soon_if_the_swarm_does_not_bring_it() {
+    fn a_demand_is_read_from_the_hub_if_nobody_is_connected_and_soon_if_no_swarm_brings_it() {
         let world = World::new(false);
         let demand = Request::demand(DEADLINE);
         world.read(0, &demand).unwrap();
@@ -348,7 +348,7 @@ mod tests {
         assert_eq!(world.part.take_later().len(), READ, "others may want it");
         assert!(world.part.take_later().is_empty());
 
-        let other = linked(&world, false);
+        let other = connected(&world, false);
         // it is needed in the swarm, where it may come yet, and comes from the hub: as much as may be read there before any piece came
         world.read(0, &demand).unwrap();
         assert!(world.needed() > 0);
@@ -381,7 +381,7 @@ mod tests {
     #[test]
     fn a_little_of_a_piece_that_nobody_predicts_is_read_from_the_hub_and_much_of_it_from_others() {
         let world = World::new(false);
-        let other = linked(&world, true);
+        let other = connected(&world, true);
         let (part, ahead) = (&world.part, Request::prefetch(PATIENCE));
         let quick = || (0..100).for_each(|_| part.hub_took(Duration::ZERO, true));
         let one = |number: u16, request: &Request| {
@@ -420,7 +420,7 @@ mod tests {
     #[test]
     fn what_the_hub_sends_ahead_is_not_read_once_more_for_whoever_waits_for_it() {
         let world = World::new(false);
-        let other = linked(&world, true);
+        let other = connected(&world, true);
         world.part.note_no_model();
         let mut merged = Vec::new();
         let ahead = Request::prefetch(PATIENCE);

@@ -134,9 +134,9 @@ fn read_some(
     read.is_ok()
 }
 
-/// What a swarm has measured; nothing while no other host is linked, for then the hub would be asked.
+/// What a swarm has measured; nothing while no other host is connected, for then the hub would be asked.
 fn pace_of(part: &Part) -> Option<Pace> {
-    let speed = part.swarm.speed().filter(|_| part.swarm.linked() > 0)?;
+    let speed = part.swarm.speed().filter(|_| part.swarm.connected() > 0)?;
     Some(Pace {
         first_us: speed.piece_us,
         bytes_per_s: speed.bytes_per_s,

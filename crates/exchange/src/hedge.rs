@@ -3,7 +3,7 @@
 //! Nobody is to wait longer than with the hub alone. So a demand waits as long as the hub takes for all but a twentieth of its answers,
 //! as it was measured of late, and is then read there, while its pieces still come. Prefetch waits. If each demand were read twice the
 //! hub would have as much to send as without a swarm: at most a twentieth of what came as pieces is read this way. Where no other node is
-//! linked there is nothing to wait for.
+//! connected there is nothing to wait for.
 
 use std::{collections::VecDeque, time::Duration};
 
@@ -50,9 +50,9 @@ impl Hedge {
         self.answers.push_back((bytes, took));
     }
 
-    /// Returns how long a demand of so many bytes waits for the swarm, of which nobody or somebody is linked.
-    pub fn patience(&self, linked: bool, bytes: u64) -> Duration {
-        if !linked {
+    /// Returns how long a demand of so many bytes waits for the swarm, of which nobody or somebody is connected.
+    pub fn patience(&self, connected: bool, bytes: u64) -> Duration {
+        if !connected {
             return Duration::ZERO;
         }
         let mut took: Vec<Duration> = self.answers.iter().map(|(_, took)| *took).collect();
@@ -78,8 +78,8 @@ impl Hedge {
     }
 
     /// Whether so many bytes may be read from the hub now; if so they count.
-    pub fn spend(&mut self, linked: bool, bytes: u64) -> bool {
-        if !linked {
+    pub fn spend(&mut self, connected: bool, bytes: u64) -> bool {
+        if !connected {
             return true;
         }
         let left = self.saved.checked_sub(bytes);

@@ -144,7 +144,7 @@ impl Active {
         let parts: Vec<Arc<Part>> = of_hub.map(|(_, part)| part.clone()).collect();
         drop(all);
         let now: u64 = parts.iter().map(|part| part.swarm.received()).sum();
-        let used = |part: &&Arc<Part>| part.is_of_use() && part.swarm.linked() > 0;
+        let used = |part: &&Arc<Part>| part.is_of_use() && part.swarm.connected() > 0;
         let used = parts.iter().filter(used);
         let speeds = used.filter_map(|part| part.swarm.speed()).collect();
         (ended + now, speeds)
@@ -294,11 +294,11 @@ impl Part {
         wants: &[(Kind, Hash)],
         demand: bool,
     ) -> Option<(Vec<(Kind, Hash)>, Duration)> {
-        let linked = self.swarm.linked();
+        let connected = self.swarm.connected();
         let predicted = self.predicted.lock().clone();
-        let predicted = predicted.filter(|_| linked > 0)?;
+        let predicted = predicted.filter(|_| connected > 0)?;
         let lacks = self.lacks(wants, &predicted);
-        let hosts = self.listed.load(Relaxed).max(linked + 1) as u64;
+        let hosts = self.listed.load(Relaxed).max(connected + 1) as u64;
         let now = self.since.elapsed();
         self.sooner.lock().choose(now, hosts, demand, &lacks)
     }
@@ -361,10 +361,12 @@ impl Part {
         self.sooner.lock().swarm_took(now, took, whole);
     }
 
-    /// Looks who is linked.
+    /// Looks who is connected.
     pub fn look(&self) {
-        let (listed, linked) = (self.others.load(Relaxed), self.swarm.linked() > 0);
-        self.reach.lock().look(self.since.elapsed(), listed, linked);
+        let (listed, connected) = (self.others.load(Relaxed), self.swarm.connected() > 0);
+        self.reach
+            .lock()
+            .look(self.since.elapsed(), listed, connected);
     }
 
     /// Whether other nodes have been listed for long and none of them has ever answered.
@@ -378,9 +380,9 @@ impl Part {
         self.busy_ms.store(ms, Relaxed);
     }
 
-    /// Whether no other host is listed or linked.
+    /// Whether no other host is listed or connected.
     pub fn is_alone(&self) -> bool {
-        !self.others.load(Relaxed) && self.swarm.linked() == 0
+        !self.others.load(Relaxed) && self.swarm.connected() == 0
     }
 
     /// Whether so many bytes may be read from the hub although they may come as pieces.
@@ -390,7 +392,7 @@ impl Part {
         hedge.spend(true, bytes)
     }
 
-    /// Notes what was read from the hub while no other host was linked, if it is to be brought as pieces later.
+    /// Notes what was read from the hub while no other host was connected, if it is to be brought as pieces later.
     pub fn keep_for_later(&self, wants: &[(Kind, Hash)]) {
         if self.always.load(Relaxed) {
             let mut later = self.later.lock();

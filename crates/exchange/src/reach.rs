@@ -10,14 +10,14 @@ const ANSWER: Duration = Duration::from_secs(15);
 pub(super) struct Reach {
     /// When others were first listed; `None` while nobody is.
     listed_at: Option<Duration>,
-    /// Whether one of them was ever linked.
+    /// Whether one of them was ever connected.
     met: bool,
 }
 
 impl Reach {
-    /// Notes at a time, counted from any fixed moment, whether others are listed and whether one of them is linked.
-    pub fn look(&mut self, now: Duration, listed: bool, linked: bool) {
-        self.met |= linked;
+    /// Notes at a time, counted from any fixed moment, whether others are listed and whether one of them is connected.
+    pub fn look(&mut self, now: Duration, listed: bool, connected: bool) {
+        self.met |= connected;
         self.listed_at = listed.then(|| self.listed_at.unwrap_or(now));
     }
 
@@ -48,7 +48,7 @@ mod tests {
         reach.look(s(1020), false, false);
         reach.look(s(1030), true, false);
         assert!(!reach.is_blocked(s(1044)) && reach.is_blocked(s(1045)));
-        // one that was linked once shows that packets pass
+        // one that was connected once shows that packets pass
         reach.look(s(1050), true, true);
         reach.look(s(1060), true, false);
         assert!(!reach.is_blocked(s(9000)));

@@ -53,7 +53,7 @@ impl Heard {
 
     /// Says in words why a swarm's pieces come as they do.
     fn why(self, info: &SwarmInfo) -> String {
-        let linked = info.peers.iter().filter(|peer| peer.linked).count();
+        let connected = info.peers.iter().filter(|peer| peer.linked).count();
         let others = info.peers.len();
         let nodes = if others == 1 { "node" } else { "nodes" };
         let of = match self.by {
@@ -61,14 +61,14 @@ impl Heard {
             By::Cluster => "of the cluster that run it",
             By::List => "of its list",
         };
-        match (others, linked, self.by) {
+        match (others, connected, self.by) {
             _ if !self.listed => "who takes part is not known yet".into(),
             (0, _, By::Hub) if self.open => "the hub lists no other node for it".into(),
             (0, _, By::Hub) => "no other node of the same user runs it".into(),
             (0, _, By::Cluster) => "no other member of the cluster runs it by the cluster".into(),
             (0, _, By::List) => "its list names no other node".into(),
-            (_, 0, _) => format!("not linked with any of {others} other {nodes} {of}"),
-            _ => format!("linked with {linked} of {others} other {nodes} {of}"),
+            (_, 0, _) => format!("not connected to any of {others} other {nodes} {of}"),
+            _ => format!("connected to {connected} of {others} other {nodes} {of}"),
         }
     }
 }
@@ -187,7 +187,7 @@ impl Swarms {
 
     fn measured(&self, info: &mut SwarmInfo, heard: Heard, part: &Arc<Part>) {
         if let Some(status) = self.status_of(part) {
-            if status.peers.iter().any(|peer| peer.linked) {
+            if status.peers.iter().any(|peer| peer.connected) {
                 info.way = SwarmWay::Swarm;
             }
             fill_in(info, &status);
@@ -266,7 +266,7 @@ fn fill_in(info: &mut SwarmInfo, status: &Status) {
     for peer in &mut info.peers {
         let same = |key: &floe_peers::Key| key_text(key) == peer.key;
         if let Some(known) = status.peers.iter().find(|known| same(&known.key)) {
-            (peer.linked, peer.pieces) = (known.linked, known.pieces);
+            (peer.linked, peer.pieces) = (known.connected, known.pieces);
             peer.received_bytes = known.traffic.received;
             peer.sent_bytes = known.traffic.sent;
         }
@@ -294,10 +294,10 @@ mod tests {
 
     #[test]
     fn why_pieces_come_as_they_do_is_said_in_words() {
-        let info = |others: usize, linked: usize| SwarmInfo {
+        let info = |others: usize, connected: usize| SwarmInfo {
             peers: (0..others)
                 .map(|number| SwarmPeer {
-                    linked: number < linked,
+                    linked: number < connected,
                     ..Default::default()
                 })
                 .collect(),
@@ -308,7 +308,7 @@ mod tests {
             open,
             listed: true,
         };
-        for (heard, others, linked, why) in [
+        for (heard, others, connected, why) in [
             (heard(By::Hub, false), 0, 0, "of the same user runs it"),
             (heard(By::Hub, true), 0, 0, "the hub lists no other node"),
             (
@@ -322,22 +322,22 @@ mod tests {
                 heard(By::Hub, true),
                 3,
                 0,
-                "not linked with any of 3 other nodes that the hub lists",
+                "not connected to any of 3 other nodes that the hub lists",
             ),
             (
                 heard(By::Cluster, true),
                 3,
                 2,
-                "linked with 2 of 3 other nodes of the cluster",
+                "connected to 2 of 3 other nodes of the cluster",
             ),
             (
                 heard(By::List, true),
                 1,
                 1,
-                "linked with 1 of 1 other node of its list",
+                "connected to 1 of 1 other node of its list",
             ),
         ] {
-            let said = heard.why(&info(others, linked));
+            let said = heard.why(&info(others, connected));
             assert!(said.contains(why), "{said}");
         }
         let unheard = Heard {

@@ -66,9 +66,9 @@ impl Counted {
 /// Brings the gauges up to date.
 pub(super) fn show(swarms: &[SwarmInfo]) {
     let sum = |of: fn(&SwarmInfo) -> usize| swarms.iter().map(of).sum::<usize>() as f64;
-    let linked = |info: &SwarmInfo| info.peers.iter().filter(|peer| peer.linked).count();
+    let connected = |info: &SwarmInfo| info.peers.iter().filter(|peer| peer.linked).count();
     metrics::gauge!(telemetry::NODE_SWARMS).set(swarms.len() as f64);
-    metrics::gauge!(telemetry::NODE_SWARM_HOSTS).set(sum(linked));
+    metrics::gauge!(telemetry::NODE_SWARM_HOSTS).set(sum(connected));
     metrics::gauge!(telemetry::NODE_SWARM_PIECES).set(sum(|info| info.pieces_here as usize));
     metrics::gauge!(telemetry::NODE_SWARM_NEEDED).set(sum(|info| info.needed as usize));
 }

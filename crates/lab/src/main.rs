@@ -116,7 +116,7 @@ enum Command {
     #[command(hide = true)]
     TrainOnce(experiments::train::Arguments),
     #[command(hide = true)]
-    SwarmHost(experiments::swarm_cost::links::Arguments),
+    SwarmHost(experiments::swarm_cost::connections::Arguments),
     #[command(hide = true)]
     ServeHub(live::HubArguments),
 }

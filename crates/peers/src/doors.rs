@@ -1,5 +1,5 @@
 //! Where strangers knock: which swarms a host takes part in, and who may come in.
-use crate::link::Note;
+use crate::connection::Note;
 use crate::members::Key;
 use crate::wire::Hello;
 use std::collections::{HashMap, HashSet};

@@ -1,9 +1,9 @@
 //! A host's place in the network, and the swarms that it takes part in.
 use crate::cap::{Cap, places};
 use crate::closed::CLOSED_STRANGER;
+use crate::connection::{MEETING, Meeting, Note, Shared, hear};
 use crate::doors::Doors;
 use crate::endpoints::Endpoints;
-use crate::link::{MEETING, Meeting, Note, Shared, hear};
 use crate::members::Key;
 use crate::owner::Owner;
 use crate::seed::Seed;

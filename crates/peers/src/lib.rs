@@ -17,11 +17,11 @@
 //! need next.
 mod cap;
 mod closed;
+mod connection;
 mod content;
 mod doors;
 mod endpoints;
 mod host;
-mod link;
 mod members;
 mod owner;
 mod queue;

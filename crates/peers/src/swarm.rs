@@ -35,7 +35,7 @@ pub struct Peer {
     /// The host.
     pub key: Key,
     /// Whether there is a connection.
-    pub linked: bool,
+    pub connected: bool,
     /// Pieces that it has, as it says; 0 of one that tells this host nothing.
     pub pieces: u32,
     /// Since it was first listed.
@@ -83,7 +83,7 @@ pub enum SwarmError {
 #[derive(Debug, Default)]
 pub(crate) struct Gauges {
     /// Connections.
-    pub(crate) linked: AtomicUsize,
+    pub(crate) connected: AtomicUsize,
     /// Bytes that came, of hosts and the seed.
     pub(crate) received: AtomicU64,
     /// What the policy has measured ([`Speed`]); 0 before that.
@@ -125,8 +125,8 @@ impl Swarm {
     }
 
     /// Returns to how many others there is a connection now.
-    pub fn linked(&self) -> usize {
-        self.gauges.linked.load(Ordering::Relaxed)
+    pub fn connected(&self) -> usize {
+        self.gauges.connected.load(Ordering::Relaxed)
     }
 
     /// Returns how many bytes of pieces have come, of others and the seed.

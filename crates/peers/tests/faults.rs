@@ -41,7 +41,7 @@ impl Scene {
     /// The rogue says that it has everything, and is believed.
     async fn boast(&self, swarm: &Swarm) -> Talk {
         let talk = self.rogue.boast(&self.node.member(), &self.image).await;
-        until(swarm, |status| status.peers[0].linked).await;
+        until(swarm, |status| status.peers[0].connected).await;
         talk
     }
 
@@ -134,7 +134,7 @@ async fn who_never_answers_holds_nobody_up() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn where_udp_is_blocked_all_comes_from_the_seed_and_nobody_counts_as_linked() {
+async fn where_udp_is_blocked_all_comes_from_the_seed_and_nobody_counts_as_connected() {
     let image = Image::new(&[20]);
     let shop = Shop::new(&image);
     let (nodes, mut members) = nodes(&image, 4).await;
@@ -151,8 +151,8 @@ async fn where_udp_is_blocked_all_comes_from_the_seed_and_nobody_counts_as_linke
     soon(swarm.need(&all)).await.unwrap();
     image.assert_here(swarm.shelf());
     let status = swarm.status().await.unwrap();
-    assert_eq!((status.peers.len(), swarm.linked()), (3, 0));
-    assert!(status.peers.iter().all(|peer| !peer.linked));
+    assert_eq!((status.peers.len(), swarm.connected()), (3, 0));
+    assert!(status.peers.iter().all(|peer| !peer.connected));
     assert_nobody_is_blamed(&status);
 }
 
@@ -413,7 +413,7 @@ async fn who_answers_at_a_members_address_without_its_key_is_refused() {
     let (rogue, shelf) = (scene.rogue.member().key, scene.node.shelf(&[]));
     let swarm = scene.node.join(shelf, None, &listed(rogue));
     let talk = scene.rogue.welcome(scene.image.content.id(), TOKEN).await;
-    until(&swarm, |status| status.peers[0].linked).await;
+    until(&swarm, |status| status.peers[0].connected).await;
     let member = Rogue::new(98).await.member().key;
     swarm.members(listed(member).to_vec(), TOKEN).await.unwrap();
     assert_eq!(rogue::code(&talk.connection).await, 2);
@@ -423,7 +423,7 @@ async fn who_answers_at_a_members_address_without_its_key_is_refused() {
     let sessions = &scene.rogue.sessions;
     assert!(sessions.offered.load(Ordering::Relaxed) > 0);
     assert_eq!(sessions.resumed.load(Ordering::Relaxed), 0);
-    assert!(!swarm.status().await.unwrap().peers[0].linked);
+    assert!(!swarm.status().await.unwrap().peers[0].connected);
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]

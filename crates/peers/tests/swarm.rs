@@ -133,7 +133,7 @@ async fn what_is_copied_comes_after_what_is_predicted() {
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
-async fn a_new_token_ends_no_link_lets_in_who_comes_with_it_and_shows_out_whom_the_list_names_no_more()
+async fn a_new_token_ends_no_connection_lets_in_who_comes_with_it_and_shows_out_whom_the_list_names_no_more()
  {
     let image = Image::new(&[6]);
     let (nodes, members) = nodes(&image, 4).await;
@@ -154,10 +154,13 @@ async fn a_new_token_ends_no_link_lets_in_who_comes_with_it_and_shows_out_whom_t
     let late = nodes[3].join_as(nodes[3].shelf(&[]), None, options);
     soon(late.need(&image.all())).await.unwrap();
     image.assert_here(late.shelf());
-    assert!(late.linked() > 0);
-    until(&goes, |status| status.peers.iter().all(|peer| !peer.linked)).await;
+    assert!(late.connected() > 0);
+    until(&goes, |status| {
+        status.peers.iter().all(|peer| !peer.connected)
+    })
+    .await;
     soon(stays.need(&image.all())).await.unwrap();
-    let status = until(&full, |status| status_of(status, members[1].key).linked).await;
+    let status = until(&full, |status| status_of(status, members[1].key).connected).await;
     let mut keys = status.peers.iter().map(|peer| peer.key);
     assert!(status.peers.len() == 2 && keys.all(|key| key != members[2].key));
 }
@@ -191,7 +194,7 @@ async fn hosts_that_dial_each_other_at_once_understand_each_other() {
         assert_eq!(soon(both).await, (Ok(()), Ok(())));
         for swarm in &swarms {
             image.assert_here(swarm.shelf());
-            until(swarm, |status| status.peers[0].linked).await;
+            until(swarm, |status| status.peers[0].connected).await;
         }
     }
 }
@@ -211,7 +214,7 @@ async fn a_member_whose_first_addresses_are_dead_is_reached_by_its_last() {
     let empty = nodes[0].join(nodes[0].shelf(&[]), None, &members);
     soon(empty.need(&image.all())).await.unwrap();
     image.assert_here(empty.shelf());
-    until(&full, |status| status.peers[0].linked).await;
+    until(&full, |status| status.peers[0].connected).await;
     assert!(
         silent.recv(&mut [0; 2048]).is_ok(),
         "the first was not tried"
@@ -266,9 +269,9 @@ async fn who_leaves_is_not_asked_any_more() {
     let (nodes, members) = nodes(&image, 2).await;
     let leaves = nodes[0].join(nodes[0].shelf(&[0]), None, &members);
     let stays = nodes[1].join(nodes[1].shelf(&[]), Some(&shop), &members);
-    until(&stays, |status| status.peers[0].linked).await;
+    until(&stays, |status| status.peers[0].connected).await;
     soon(leaves.leave()).await;
-    until(&stays, |status| !status.peers[0].linked).await;
+    until(&stays, |status| !status.peers[0].connected).await;
     soon(stays.need(&image.all())).await.unwrap();
     assert_eq!(shop.given(), 8);
     assert!(stays.status().await.unwrap().dropped.is_empty());
@@ -296,7 +299,7 @@ async fn a_hosts_cap_holds_for_all_of_its_swarms_and_may_be_lifted() {
         let shop = Shop::new(image);
         let full = gives.join(Arc::new(full), None, &members);
         let empty = takes.join(Arc::new(empty), Some(&shop), &members);
-        until(&empty, |status| status.peers[0].linked).await;
+        until(&empty, |status| status.peers[0].connected).await;
         swarms.push((full, empty, shop));
     }
     for (full, empty, shop) in &swarms {
@@ -387,8 +390,8 @@ async fn two_layouts_that_share_packs_are_one_swarm() {
     new.assert_here(fourth.shelf());
     for swarm in [&second, &third, &fourth] {
         let status = until(swarm, |status| {
-            let linked = status.peers.iter().filter(|peer| peer.linked);
-            linked.count() == 2
+            let connected = status.peers.iter().filter(|peer| peer.connected);
+            connected.count() == 2
         });
         assert_nobody_is_blamed(&status.await);
     }

@@ -10,7 +10,7 @@ use std::collections::{BTreeMap, HashSet};
 /// Members that a host keeps connections to by itself. As many choose this host, so that some fifty are told what it has.
 pub const NEAR: usize = 24;
 /// Most connections of a swarm, some 64 MB of memory. Members beyond are turned away and try again.
-pub const LINKS_MAX: usize = 128;
+pub const CONNECTIONS_MAX: usize = 128;
 /// Neighbours that are told what comes here, each of which has a map of that.
 pub const TOLD_MAX: usize = 64;
 /// How often they are told, in microseconds: not for each piece, or a host would read a hundred messages for each piece that it gets.
@@ -30,7 +30,7 @@ enum State {
     /// There is no connection, and might be.
     Apart,
     Dialling,
-    Linked,
+    Connected,
     /// It could not be reached, or has left.
     Away {
         until_us: u64,
@@ -56,7 +56,7 @@ pub enum Move {
     Joined(PeerId),
     /// Tell the policy that a host is gone.
     Left(PeerId),
-    /// Connect to a host, then report [`Roster::linked`] or [`Roster::failed`].
+    /// Connect to a host, then report [`Roster::connected`] or [`Roster::failed`].
     Dial(PeerId),
     /// End the connection to a host that is no member any more.
     Close(PeerId),
@@ -93,7 +93,7 @@ impl<M> Roster<M> {
             if !stays && entry.present {
                 out.push(Move::Left(*id));
             }
-            if !stays && entry.state == State::Linked {
+            if !stays && entry.state == State::Connected {
                 out.push(Move::Close(*id));
             }
             stays
@@ -168,14 +168,14 @@ impl<M> Roster<M> {
             entry.state = State::Dialling;
             out.push(Move::Dial(id));
         }
-        matches!(entry.state, State::Dialling | State::Linked)
+        matches!(entry.state, State::Dialling | State::Connected)
     }
 
     /// There is a connection to a host.
-    pub fn linked(&mut self, id: PeerId, out: &mut Vec<Move>) {
+    pub fn connected(&mut self, id: PeerId, out: &mut Vec<Move>) {
         let entry = self.entries.get_mut(&id);
         if let Some(entry) = entry.filter(|entry| entry.state != State::Banned) {
-            entry.state = State::Linked;
+            entry.state = State::Connected;
             entry.failures = 0;
             if !std::mem::replace(&mut entry.present, true) {
                 out.push(Move::Joined(id));
@@ -303,7 +303,7 @@ mod tests {
         }
         assert!(waits.is_sorted() && waits[7] == AWAY_US_MAX, "{waits:?}");
         out.clear();
-        roster.linked(id(1), &mut out);
+        roster.connected(id(1), &mut out);
         assert_eq!(out, [Move::Joined(id(1))]);
         // what a dial says that was overtaken is of no interest
         out.clear();
@@ -340,7 +340,7 @@ mod tests {
                 now_us += 200_000;
                 match what {
                     0 => roster.set((0..6).filter(|n| list >> n & 1 == 1).map(member), &mut out),
-                    1 => roster.linked(id(who), &mut out),
+                    1 => roster.connected(id(who), &mut out),
                     2 => roster.failed(now_us, id(who), &mut out),
                     3 => roster.lost(now_us, id(who), &mut out),
                     4 => roster.left(now_us, id(who), &mut out),

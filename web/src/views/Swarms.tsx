@@ -73,7 +73,7 @@ function factsOf(swarm: Swarm): string[] {
 
 function stateOf(peer: SwarmPeer): string {
   if (peer.dropped !== undefined) return `dropped: ${peer.dropped}`;
-  return peer.linked ? "linked" : "known";
+  return peer.linked ? "connected" : "known";
 }
 
 const moved = (peer: SwarmPeer): number => peer.received_bytes + peer.sent_bytes;

@@ -307,10 +307,10 @@ fn row(swarm: &SwarmInfo) -> Vec<String> {
         0 => "-".into(),
         all => format!("{} of {all}", swarm.pieces_here),
     };
-    let linked = swarm.peers.iter().filter(|peer| peer.linked).count();
+    let connected = swarm.peers.iter().filter(|peer| peer.linked).count();
     let others = match swarm.peers.len() {
         0 => "none".into(),
-        all => format!("{linked} of {all} linked"),
+        all => format!("{connected} of {all} connected"),
     };
     let complete = match swarm.seed_until {
         Some(until) => format!("{} of {until}", swarm.complete),
@@ -339,7 +339,7 @@ fn peers(report: &SwarmReport) -> String {
             };
             let state = match (&peer.dropped, peer.linked) {
                 (Some(why), _) => format!("dropped: {why}"),
-                (None, true) => "linked".into(),
+                (None, true) => "connected".into(),
                 (None, false) => "known".into(),
             };
             vec![
@@ -408,7 +408,7 @@ mod tests {
                 peer("01", true, None),
                 peer("02", false, Some("it sent wrong bytes")),
             ],
-            why: "linked with 1 of 2 other nodes that the hub lists".into(),
+            why: "connected to 1 of 2 other nodes that the hub lists".into(),
             trouble: "the disk is full".into(),
             ..Default::default()
         };
@@ -427,11 +427,11 @@ mod tests {
             "abababababab",
             "web (seeded)",
             "7 of 90",
-            "1 of 2 linked",
+            "1 of 2 connected",
             "3 of 5",
             "others and the hub",
             "0.0.0.0:4433",
-            "abababababab: linked with 1 of 2 other nodes that the hub lists\n",
+            "abababababab: connected to 1 of 2 other nodes that the hub lists\n",
             "pieces come at 20.0 Mbit/s, the quickest of late in 31.3 ms",
             "abababababab: the disk is full",
         ] {
@@ -439,7 +439,7 @@ mod tests {
         }
         let text = peers(&report());
         for part in [
-            "linked",
+            "connected",
             "dropped: it sent wrong bytes",
             "10.0.0.2:4433",
             "42 of 90",

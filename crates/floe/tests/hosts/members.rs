@@ -1,6 +1,6 @@
 //! Swarms whose members no hub lists, with real guests: `floe run --swarm-members`, `floe swarm listen`.
 
-use super::swarm::{DISK_MIB, World, becomes_linked, by_hand, key, linked, swarm};
+use super::swarm::{DISK_MIB, World, becomes_connected, by_hand, connected, key, swarm};
 use crate::support::clusters::{ask_by_hand, stranger};
 use crate::support::command::code;
 use crate::support::node::{Signal, TestNode, cluster, eventually};
@@ -24,7 +24,7 @@ fn member(node: &TestNode) -> SwarmMember {
 /// Looks whether a node has something of its image from another one that has read it, and returns what it says of the swarm then. How much that
 /// is depends on how much it has brought ahead from the hub meanwhile.
 fn comes_from_the_other(world: &World, one: &TestNode, two: &TestNode) -> SwarmInfo {
-    becomes_linked(one, two);
+    becomes_connected(one, two);
     world.reads(one, "one", 0, DISK_MIB);
     world.reads(two, "two", 0, DISK_MIB / 2);
     let after = swarm(two).unwrap();
@@ -70,12 +70,12 @@ fn nodes_that_their_users_list_bring_an_image_to_each_other_and_the_hub_tells_no
         swarm(&other).is_some_and(|swarm| swarm.peers.len() == 2)
     });
     assert_eq!(swarm(&other).unwrap().received_bytes, 0);
-    assert!(linked(&other).is_empty());
+    assert!(connected(&other).is_empty());
 
     // the list is the machine's: a node that starts again has it
     two.end(Signal::KILL);
     two.start_again();
-    becomes_linked(&one, &two);
+    becomes_connected(&one, &two);
     world.reads(&two, "two", DISK_MIB / 2, DISK_MIB / 2);
     let lab = one.home().join("lab");
     fs::write(&lab, "# nobody\nweb 10.0.0.1:4433\n").unwrap();
@@ -152,6 +152,6 @@ fn members_of_a_cluster_bring_an_image_to_each_other_and_nobody_else_hears_of_it
         name: "node-1".into(),
     };
     one.client().cluster_revoke(&removed).unwrap();
-    eventually("the end of the link", || linked(&one).is_empty());
+    eventually("the end of the connection", || connected(&one).is_empty());
     world.reads(&two, "two", DISK_MIB / 2, 2);
 }

@@ -194,20 +194,20 @@ fn metric(node: &TestNode, name: &str) -> u64 {
         .unwrap()
 }
 
-/// The keys of those that a node is linked with.
-pub fn linked(node: &TestNode) -> Vec<String> {
+/// The keys of those that a node is connected to.
+pub fn connected(node: &TestNode) -> Vec<String> {
     let peers = swarm(node).map(|swarm| swarm.peers).unwrap_or_default();
-    let linked = peers.into_iter().filter(|peer| peer.linked);
-    linked.map(|peer| peer.key).collect()
+    let connected = peers.into_iter().filter(|peer| peer.linked);
+    connected.map(|peer| peer.key).collect()
 }
 
-/// Waits until both are linked: one that was killed stands in the other's list for a while.
-pub fn becomes_linked(one: &TestNode, other: &TestNode) {
+/// Waits until both are connected: one that was killed stands in the other's list for a while.
+pub fn becomes_connected(one: &TestNode, other: &TestNode) {
     let knows = |node: &TestNode, with: &TestNode| {
         let key = key(with);
-        key.is_some_and(|key| linked(node).contains(&key))
+        key.is_some_and(|key| connected(node).contains(&key))
     };
-    eventually("a link", || knows(one, other) && knows(other, one));
+    eventually("a connection", || knows(one, other) && knows(other, one));
 }
 
 fn shelves(home: &Path) -> usize {
@@ -263,7 +263,7 @@ fn an_image_that_came_by_a_swarm_or_is_given_to_one_lies_once_on_the_disk() {
 
     let node = told(&["--swarm"]);
     world.boot(&node, "one", None);
-    becomes_linked(&node, &world.maker);
+    becomes_connected(&node, &world.maker);
     let whole = ["independent", "one", "--rate", "100M", "--wait"];
     code(&node, 0, &whole);
     // the packs are those that came, and none was made here
@@ -296,7 +296,7 @@ fn what_one_node_has_the_next_gets_from_it_even_if_the_hub_is_gone() {
     // a second one takes part by itself, and needs the hub for little but the beginning
     let second = TestNode::start();
     world.boot(&second, "two", None);
-    becomes_linked(&second, &first);
+    becomes_connected(&second, &first);
     let before = swarm(&second).unwrap();
     world.reads(&second, "two", 0, DISK_MIB / 2);
     let after = swarm(&second).unwrap();
@@ -305,7 +305,7 @@ fn what_one_node_has_the_next_gets_from_it_even_if_the_hub_is_gone() {
     assert!(came > (DISK_MIB << 20) / 3, "{after:?}");
     assert!(after.hub_bytes - before.hub_bytes < came / 4, "{after:?}");
     assert_eq!(after.way, SwarmWay::Swarm);
-    assert!(after.why.contains("linked with 1 of 1"), "{after:?}");
+    assert!(after.why.contains("connected to 1 of 1"), "{after:?}");
     assert!(info.why.contains("the hub lists no other node"), "{info:?}");
     assert!(swarm(&first).unwrap().sent_bytes >= came);
     let received = "floe_node_swarm_received_bytes_total{from=\"hosts\"}";
@@ -318,7 +318,7 @@ fn what_one_node_has_the_next_gets_from_it_even_if_the_hub_is_gone() {
     let shown = code(&first, 0, &["swarm", "peers"]);
     let shown = String::from_utf8(shown.stdout).unwrap();
     assert!(
-        shown.contains("linked") && shown.contains("127.0.0.1:"),
+        shown.contains("connected") && shown.contains("127.0.0.1:"),
         "{shown}"
     );
 
@@ -348,7 +348,7 @@ fn nodes_come_and_go_rudely_and_politely_and_a_stranger_is_not_let_in() {
     let mut two = told(&["--swarm"]);
     world.boot(&one, "one", None);
     world.boot(&two, "two", None);
-    becomes_linked(&one, &two);
+    becomes_connected(&one, &two);
     world.reads(&one, "one", 0, 4);
     world.reads(&two, "two", 4, 4);
     let before = swarm(&two).unwrap();
@@ -359,7 +359,7 @@ fn nodes_come_and_go_rudely_and_politely_and_a_stranger_is_not_let_in() {
     world.reads(&one, "one", 4, 4);
     two.start_again();
     // it is who it was, its machine goes on, and it takes part with what it had
-    becomes_linked(&one, &two);
+    becomes_connected(&one, &two);
     assert_eq!(key(&two), who);
     let again = swarm(&two).unwrap();
     assert!(again.pieces_here > 0, "{before:?} {again:?}");
@@ -428,7 +428,7 @@ fn who_pushes_and_seeds_gives_the_image_also_after_a_restart() {
     assert_eq!(swarm(&world.maker).unwrap().hub_bytes, 0, "it had them");
     let node = told(&["--swarm"]);
     world.boot(&node, "one", None);
-    becomes_linked(&node, &world.maker);
+    becomes_connected(&node, &world.maker);
     let before = swarm(&node).unwrap();
     world.reads(&node, "one", 0, DISK_MIB);
     let after = swarm(&node).unwrap();
@@ -528,7 +528,7 @@ fn a_captured_machine_that_goes_on_elsewhere_takes_its_memory_from_others_too() 
     for (number, node) in nodes.iter().enumerate() {
         node.run(&live("on"));
         if number > 0 {
-            becomes_linked(node, &nodes[0]);
+            becomes_connected(node, &nodes[0]);
         }
         // until it knows the others it has the hub alone
         from_hub = swarm(node).map_or(0, |swarm| swarm.hub_bytes);
@@ -553,7 +553,7 @@ fn an_image_that_is_laid_out_anew_while_two_nodes_run_it_stays_one_swarm() {
         world.reads(node, name, 1, 6);
     }
     let [one, two] = &nodes;
-    becomes_linked(one, two);
+    becomes_connected(one, two);
     let here = || nodes.each_ref().map(|node| swarm(node).unwrap());
     eventually("pieces", || here().iter().all(|info| info.pieces_here > 0));
     let before = here();
@@ -565,7 +565,7 @@ fn an_image_that_is_laid_out_anew_while_two_nodes_run_it_stays_one_swarm() {
         let mut pairs = now.iter().zip(&before);
         pairs.all(|(now, before)| now.pieces > before.pieces)
     });
-    becomes_linked(one, two);
+    becomes_connected(one, two);
     for (now, before) in here().iter().zip(&before) {
         assert!(now.pieces_here >= before.pieces_here, "{before:?} {now:?}");
     }
@@ -573,7 +573,7 @@ fn an_image_that_is_laid_out_anew_while_two_nodes_run_it_stays_one_swarm() {
     let three = told(&["--swarm"]);
     world.boot(&three, "three", None);
     for node in &nodes {
-        becomes_linked(&three, node);
+        becomes_connected(&three, node);
     }
     world.reads(&three, "three", 1, 6);
     world.reads(one, "one", 8, 4);
@@ -611,11 +611,11 @@ fn who_may_read_no_longer_is_shown_out_and_who_comes_later_finds_the_others() {
         token: Some(floe_hub::create_token(world.dir.path(), "bob").unwrap()),
         ..world.request("bob", None)
     });
-    becomes_linked(&anns, &bobs);
+    becomes_connected(&anns, &bobs);
 
     hub.set_visibility(&image, false).unwrap();
-    eventually("the end of the link", || {
-        linked(&anns).is_empty() && linked(&bobs).is_empty()
+    eventually("the end of the connection", || {
+        connected(&anns).is_empty() && connected(&bobs).is_empty()
     });
     eventually("it is told why", || {
         let told = swarm(&bobs).map(|swarm| swarm.trouble);
@@ -624,7 +624,7 @@ fn who_may_read_no_longer_is_shown_out_and_who_comes_later_finds_the_others() {
     // what members show each other is another thing by now
     let late = told(&["--swarm"]);
     world.boot(&late, "late", None);
-    becomes_linked(&anns, &late);
+    becomes_connected(&anns, &late);
 }
 
 #[test]
@@ -682,7 +682,7 @@ fn a_node_that_was_not_told_to_meets_its_own_users_nodes_only() {
     ran(&nobodys, "nobody", None);
     // once those two have met, the hub has told all of them what it tells
     ran(&other, "other", Some(&world.token));
-    becomes_linked(&anns, &other);
+    becomes_connected(&anns, &other);
     eventually("an answer to bob", || {
         key(&bobs).is_some() && swarm(&bobs).is_some()
     });
@@ -693,7 +693,7 @@ fn a_node_that_was_not_told_to_meets_its_own_users_nodes_only() {
     // bob says so, and ann does not
     let asks = told(&["--swarm"]);
     ran(&asks, "asks", Some(&bob));
-    becomes_linked(&asks, &bobs);
+    becomes_connected(&asks, &bobs);
     assert_eq!(swarm(&anns).unwrap().peers.len(), 1);
     assert_eq!(swarm(&asks).unwrap().peers.len(), 1);
 }

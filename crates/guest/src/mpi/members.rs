@@ -29,7 +29,7 @@ pub(super) enum Event {
 }
 
 /// A clone's connection.
-struct Link {
+struct Connection {
     id: u32,
     stream: TcpStream,
     /// The launcher that waits for the clone's command.
@@ -41,7 +41,7 @@ struct Link {
 #[derive(Default)]
 struct State {
     hosts: BTreeMap<IpAddr, u32>,
-    idle: BTreeMap<u32, Vec<Arc<Link>>>,
+    idle: BTreeMap<u32, Vec<Arc<Connection>>>,
     over: bool,
     strangers: usize,
 }
@@ -101,8 +101,8 @@ impl Members {
     pub fn dismiss(&self) {
         let mut state = locked(&self.state);
         state.over = true;
-        for link in std::mem::take(&mut state.idle).into_values().flatten() {
-            let _ = link.stream.shutdown(Shutdown::Both);
+        for connection in std::mem::take(&mut state.idle).into_values().flatten() {
+            let _ = connection.stream.shutdown(Shutdown::Both);
         }
         self.changed.notify_all();
     }
@@ -117,16 +117,16 @@ impl Members {
         }
         let members = self.clone();
         thread::spawn(move || {
-            let link = members.hello(stream);
+            let connection = members.hello(stream);
             locked(&members.state).strangers -= 1;
-            if let Some(link) = link {
-                members.follow(&link);
+            if let Some(connection) = connection {
+                members.follow(&connection);
             }
         });
     }
 
-    /// Waits for the hello of a new connection. Returns its link if it is a clone's.
-    fn hello(&self, mut stream: TcpStream) -> Option<Arc<Link>> {
+    /// Waits for the hello of a new connection. Returns it if it is a clone's.
+    fn hello(&self, mut stream: TcpStream) -> Option<Arc<Connection>> {
         stream.set_read_timeout(Some(HELLO)).ok()?;
         let Ok(Some(Frame::Hello { secret, id })) = wire::read(&mut stream) else {
             return None;
@@ -138,7 +138,7 @@ impl Members {
         stream.set_nodelay(true).ok()?;
         sys::break_after(&stream, SILENCE).ok()?;
         let address = stream.peer_addr().ok()?.ip();
-        let link = Arc::new(Link {
+        let connection = Arc::new(Connection {
             id,
             stream,
             launcher: Mutex::new(None),
@@ -151,17 +151,17 @@ impl Members {
         if state.hosts.insert(address, id).is_none() {
             let _ = self.events.send(Event::Joined(id, address));
         }
-        state.idle.entry(id).or_default().push(link.clone());
+        state.idle.entry(id).or_default().push(connection.clone());
         self.changed.notify_all();
-        Some(link)
+        Some(connection)
     }
 
     /// Passes on a clone's output until its command has ended.
-    fn follow(&self, link: &Arc<Link>) {
+    fn follow(&self, connection: &Arc<Connection>) {
         while let Ok(Some(frame @ (Frame::Out(_) | Frame::Err(_) | Frame::Ended { .. }))) =
-            wire::read(&mut &link.stream)
+            wire::read(&mut &connection.stream)
         {
-            let mut launcher = locked(&link.launcher);
+            let mut launcher = locked(&connection.launcher);
             let Some(to) = launcher.as_mut() else { break };
             // a launcher that is gone is noticed by the thread that waits for it
             let _ = wire::write(to, &frame);
@@ -171,18 +171,18 @@ impl Members {
         }
         let over = {
             let mut state = locked(&self.state);
-            if let Some(idle) = state.idle.get_mut(&link.id) {
-                idle.retain(|other| !Arc::ptr_eq(other, link));
+            if let Some(idle) = state.idle.get_mut(&connection.id) {
+                idle.retain(|other| !Arc::ptr_eq(other, connection));
             }
             state.over
         };
-        if over || link.given_up.load(Ordering::Acquire) {
+        if over || connection.given_up.load(Ordering::Acquire) {
             return;
         }
-        if let Some(mut launcher) = locked(&link.launcher).take() {
-            refuse(&mut launcher, &format!("clone {} is gone", link.id));
+        if let Some(mut launcher) = locked(&connection.launcher).take() {
+            refuse(&mut launcher, &format!("clone {} is gone", connection.id));
         }
-        let _ = self.events.send(Event::Lost(link.id));
+        let _ = self.events.send(Event::Lost(connection.id));
     }
 
     /// Passes a launcher's command to its clone.
@@ -190,23 +190,23 @@ impl Members {
         let Ok(Some(Frame::Run { host, command })) = wire::read(&mut launcher) else {
             return;
         };
-        let Some(link) = self.idle(&host) else {
+        let Some(connection) = self.idle(&host) else {
             return refuse(&mut launcher, &format!("{host} is no clone of this run"));
         };
         let Ok(listens) = launcher.try_clone() else {
             return;
         };
-        *locked(&link.launcher) = Some(listens);
+        *locked(&connection.launcher) = Some(listens);
         // if the clone is gone, the thread that follows it reports that
-        let _ = wire::write(&mut &link.stream, &Frame::Run { host, command });
+        let _ = wire::write(&mut &connection.stream, &Frame::Run { host, command });
         // the launcher sends nothing more, so this returns when it ends
         let _ = launcher.read(&mut [0]);
-        link.given_up.store(true, Ordering::Release);
-        let _ = link.stream.shutdown(Shutdown::Both);
+        connection.given_up.store(true, Ordering::Release);
+        let _ = connection.stream.shutdown(Shutdown::Both);
     }
 
     /// Returns a connection without a command of the clone at `host`.
-    fn idle(&self, host: &str) -> Option<Arc<Link>> {
+    fn idle(&self, host: &str) -> Option<Arc<Connection>> {
         let address: IpAddr = host.parse().ok()?;
         let state = locked(&self.state);
         let id = *state.hosts.get(&address)?;

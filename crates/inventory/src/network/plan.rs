@@ -379,9 +379,9 @@ table ip {table} {{
         )
     }
 
-    /// Returns the addresses of both ends of the link between host and namespace, in the shared range 100.64.0.0/10 (RFC
+    /// Returns the addresses of both ends of the veth pair between host and namespace, in the shared range 100.64.0.0/10 (RFC
     /// 6598).
-    fn link(namespace: &str) -> (Ipv4Addr, Ipv4Addr) {
+    fn veth_addresses(namespace: &str) -> (Ipv4Addr, Ipv4Addr) {
         let [a, b, c, ..] = *Hash::of(namespace.as_bytes()).as_bytes();
         let number = u32::from_be_bytes([0, a & 0x0f, b, c]);
         let base = u32::from(Ipv4Addr::new(100, 64, 0, 0)) + number * 4;
@@ -390,19 +390,19 @@ table ip {table} {{
 
     /// Returns the commands for `ip -batch` in the namespace, once `up0` exists: the route to the host.
     pub fn uplink(namespace: &str) -> String {
-        let (host, own) = Network::link(namespace);
+        let (host, own) = Network::veth_addresses(namespace);
         format!("addr add {own}/30 dev up0\nlink set up0 up\nroute add default via {host}\n")
     }
 
-    /// Returns the commands for `ip -batch` on the host, for its end of that link.
+    /// Returns the commands for `ip -batch` on the host, for its end of that pair.
     pub fn downlink(namespace: &str, device: &str) -> String {
-        let (host, _) = Network::link(namespace);
+        let (host, _) = Network::veth_addresses(namespace);
         format!("addr add {host}/30 dev {device}\nlink set {device} up\n")
     }
 
     /// Returns the rules for `nft -f` on the host: out through its address, nothing in, and nothing to the host itself.
     pub fn host_rules(namespace: &str, device: &str) -> String {
-        let (_, own) = Network::link(namespace);
+        let (_, own) = Network::veth_addresses(namespace);
         format!(
             "add table ip {device}
 delete table ip {device}
@@ -521,7 +521,7 @@ mod tests {
             "{rules}"
         );
         assert!((1..1 << 24).contains(&network.vni()));
-        let (host, own) = Network::link("floe-1");
+        let (host, own) = Network::veth_addresses("floe-1");
         assert!(Ipv4Addr::new(100, 64, 0, 0) < host && own < Ipv4Addr::new(100, 128, 0, 0));
         assert_eq!(u32::from(host) + 1, u32::from(own));
     }

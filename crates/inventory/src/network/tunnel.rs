@@ -53,10 +53,11 @@ type Mac = [u8; 6];
 #[derive(Default)]
 pub(super) struct Tunnels {
     port: Mutex<Option<Port>>,
-    links: Arc<Links>,
+    tunnels: Arc<Families>,
 }
 
-type Links = RwLock<HashMap<u32, Arc<Link>>>;
+/// Those of the families whose networks have these numbers.
+type Families = RwLock<HashMap<u32, Arc<Tunnel>>>;
 
 /// The UDP port that all connections share.
 struct Port {
@@ -73,7 +74,7 @@ impl Drop for Port {
 }
 
 /// The connection of one family.
-struct Link {
+struct Tunnel {
     tap: File,
     key: TunnelKey,
     sealer: Mutex<TunnelSealer>,
@@ -96,25 +97,25 @@ impl Tunnels {
     ) -> Result<(), NodeError> {
         let socket = self.socket(listen)?;
         let number = network.number();
-        let known = self.links.read().get(&number).cloned();
+        let known = self.tunnels.read().get(&number).cloned();
         match known {
-            Some(link) if !link.over.is_cancelled() => {
-                let changed = **link.peers.read() != sealed.peers;
+            Some(tunnel) if !tunnel.over.is_cancelled() => {
+                let changed = **tunnel.peers.read() != sealed.peers;
                 if changed {
-                    *link.peers.write() = Arc::new(sealed.peers.clone());
+                    *tunnel.peers.write() = Arc::new(sealed.peers.clone());
                     namespace.apply(&network.clamp_rules(mss(&sealed.peers)))?;
                 }
                 return Ok(());
             }
             // its device ends with the last thread that has it open, so that another can be created
-            Some(_) => drop(self.links.write().remove(&number)),
+            Some(_) => drop(self.tunnels.write().remove(&number)),
             None => {}
         }
         let what = || format!("the encrypted way of family network {}", network.id);
         let tap = namespace.open_tunnel().map_err(at(what()))?;
         namespace.apply(&network.clamp_rules(mss(&sealed.peers)))?;
         let key = TunnelKey::of(&sealed.secret);
-        let link = Arc::new(Link {
+        let tunnel = Arc::new(Tunnel {
             tap: tap.into(),
             key,
             sealer: Mutex::new(TunnelSealer::new(&key, number, rand::random())),
@@ -123,21 +124,21 @@ impl Tunnels {
             senders: Mutex::default(),
             over: Cancel::default(),
         });
-        let sends = link.clone();
+        let sends = tunnel.clone();
         floe_threads::spawn("family-send", move || {
             if let Err(error) = sends.send(&socket) {
                 tracing::warn!(%error, "a family network's way to other hosts ended; it is opened again");
             }
             sends.end();
         })?;
-        self.links.write().insert(number, link);
+        self.tunnels.write().insert(number, tunnel);
         Ok(())
     }
 
     /// Closes a family's connection.
     pub fn close(&self, network: &Network) {
-        if let Some(link) = self.links.write().remove(&network.number()) {
-            link.end();
+        if let Some(tunnel) = self.tunnels.write().remove(&network.number()) {
+            tunnel.end();
         }
     }
 
@@ -156,8 +157,8 @@ impl Tunnels {
                 sockopt::set_socket_recv_buffer_size(&socket, RECEIVE_BUFFER_BYTES)?;
             }
             let (socket, stop) = (Arc::new(socket), Cancel::default());
-            let (from, links, over) = (socket.clone(), self.links.clone(), stop.clone());
-            floe_threads::keep_running("family-receive", move || receive(&from, &links, &over))?;
+            let (from, tunnels, over) = (socket.clone(), self.tunnels.clone(), stop.clone());
+            floe_threads::keep_running("family-receive", move || receive(&from, &tunnels, &over))?;
             Ok(Port {
                 at: listen,
                 socket,
@@ -178,12 +179,15 @@ impl Tunnels {
 
 impl Drop for Tunnels {
     fn drop(&mut self) {
-        self.links.write().drain().for_each(|(_, link)| link.end());
+        self.tunnels
+            .write()
+            .drain()
+            .for_each(|(_, tunnel)| tunnel.end());
     }
 }
 
 /// Receives datagrams for all families, until nobody needs the port any more.
-fn receive(socket: &UdpSocket, links: &Links, over: &Cancel) {
+fn receive(socket: &UdpSocket, tunnels: &Families, over: &Cancel) {
     let mut buffer = [0; TUNNEL_FRAME_MAX + TUNNEL_OVERHEAD + 1];
     while !over.is_cancelled() {
         // the socket itself must block: those who send wait until the kernel has room
@@ -208,14 +212,14 @@ fn receive(socket: &UdpSocket, links: &Links, over: &Cancel) {
         let Ok(header) = TunnelHeader::decode(datagram) else {
             continue;
         };
-        let link = links.read().get(&header.network).cloned();
-        if let Some(link) = link {
-            link.take(&header, datagram, from);
+        let tunnel = tunnels.read().get(&header.network).cloned();
+        if let Some(tunnel) = tunnel {
+            tunnel.take(&header, datagram, from);
         }
     }
 }
 
-impl Link {
+impl Tunnel {
     fn end(&self) {
         self.over.cancel();
     }
@@ -252,7 +256,7 @@ impl Link {
             .takes(header.number)
     }
 
-    /// Sends frames that leave the bridge, until the link ends.
+    /// Sends frames that leave the bridge, until the tunnel ends.
     fn send(&self, socket: &UdpSocket) -> io::Result<()> {
         let mut frame = [0; TUNNEL_FRAME_MAX + 1];
         while !self.over.is_cancelled() {

@@ -47,7 +47,7 @@ const READ_BYTES: usize = 64 << 10;
 const CALLS_MAX: usize = 16;
 
 /// The connection through which answers are sent.
-pub(super) struct Link {
+pub(super) struct Connection {
     stream: Mutex<UnixStream>,
     session: Mutex<u64>,
     /// When a clone that has no identity by then is asked again, and whether its agent has answered its greeting.
@@ -65,7 +65,7 @@ pub(super) struct Link {
     typed: Arc<Typed>,
 }
 
-impl Link {
+impl Connection {
     /// Has the agent tell who reads, once somebody has sent the machine an input: that costs a guest megabytes of memory, and before
     /// the first input nobody waits for what it reads.
     fn watch(&self, entry: &Entry) -> std::io::Result<()> {
@@ -148,12 +148,13 @@ impl Link {
     /// From now on the agent is given inputs, if it takes any.
     fn begin_inputs(self: &Arc<Self>, session: u64) {
         let takes = self.takes_inputs.load(Ordering::Relaxed);
-        let link = Arc::downgrade(self);
+        let connection = Arc::downgrade(self);
         let say = move |inputs: &Inputs| {
             let inputs = inputs.clone();
             let message = ToGuest::Input { session, inputs };
-            link.upgrade()
-                .is_some_and(|link| link.send(&message).is_ok())
+            connection
+                .upgrade()
+                .is_some_and(|connection| connection.send(&message).is_ok())
         };
         self.typed
             .begin(session, takes.then(|| Arc::new(say) as Arc<Say>));
@@ -234,7 +235,7 @@ fn converse(
     else {
         return Ok(Ended::NodeGone);
     };
-    let link = Arc::new(Link {
+    let connection = Arc::new(Connection {
         stream: Mutex::new(stream.try_clone()?),
         session: Mutex::new(0),
         ask_again: Mutex::new((Instant::now() + AGAIN_HELLO, false)),
@@ -245,11 +246,11 @@ fn converse(
         takes_inputs: AtomicBool::new(false),
         typed,
     });
-    let ended = listen(guests, entry, vm, &link, &mut stream, resets);
+    let ended = listen(guests, entry, vm, &connection, &mut stream, resets);
     // with session 0, answers of calls under way are dropped
-    *link.session.lock() = 0;
-    link.streams.lose("the connection to its agent ended");
-    link.typed.lose();
+    *connection.session.lock() = 0;
+    connection.streams.lose("the connection to its agent ended");
+    connection.typed.lose();
     let _ = stream.shutdown(std::net::Shutdown::Both);
     ended
 }
@@ -259,11 +260,11 @@ fn listen(
     guests: &Weak<Guests>,
     entry: &Arc<Entry>,
     vm: &Arc<Machine>,
-    link: &Arc<Link>,
+    connection: &Arc<Connection>,
     stream: &mut UnixStream,
     resets: &mut u64,
 ) -> std::io::Result<Ended> {
-    link.hello()?;
+    connection.hello()?;
     let began = Instant::now();
     let mut meter = Meter::new();
     let ear = Ear::new();
@@ -282,9 +283,9 @@ fn listen(
         };
         guests.look_at_identity(entry);
         if let Some(place) = guests.late_clock(entry) {
-            link.place(place)?;
+            connection.place(place)?;
         }
-        link.watch(entry)?;
+        connection.watch(entry)?;
         let now = vm.resets();
         if std::mem::replace(resets, now) != now {
             guests.was_reset(entry, vm);
@@ -292,16 +293,16 @@ fn listen(
         let is_open = vm.floe_port_is_open();
         if std::mem::replace(&mut was_open, is_open) != is_open && is_open == Some(false) {
             // one that starts anew says so, and is greeted then
-            link.streams.lose("its agent has ended");
-            link.typed.lose();
+            connection.streams.lose("its agent has ended");
+            connection.typed.lose();
         }
-        ask_again(&guests, entry, link)?;
+        ask_again(&guests, entry, connection)?;
         let now_ms = began.elapsed().as_millis() as u64;
         for message in messages.feed(&buffer[..count]) {
             let understood = match message {
                 Message::Line(Ok(line)) if line.is_empty() => continue,
                 Message::Line(line) => line.and_then(|line| ToHost::decode(&line)),
-                Message::Frame(Ok(frame)) => match link.streams.heard(frame) {
+                Message::Frame(Ok(frame)) => match connection.streams.heard(frame) {
                     Ok(()) => continue,
                     Err(violation) => {
                         tracing::warn!(machine = %entry.name, %violation, "its guest is hung up on");
@@ -313,20 +314,21 @@ fn listen(
             if let Ok(ToHost::Asked { session, asked }) = &understood
                 && ear.takes(now_ms)
             {
-                if *session == *link.session.lock() {
+                if *session == *connection.session.lock() {
                     ear.told(entry, asked);
                 }
                 continue;
             }
             // one that is waited for is the answer to a message of this node's
-            if understood.as_ref().is_ok_and(|said| link.is_answer(said)) {
+            let awaited = |said: &ToHost| connection.is_answer(said);
+            if understood.as_ref().is_ok_and(awaited) {
                 continue;
             }
             if !meter.take(now_ms, understood.is_ok()) {
                 return Ok(Ended::Flooded);
             }
             match understood {
-                Ok(message) => heard(&guests, entry, vm, link, message)?,
+                Ok(message) => heard(&guests, entry, vm, connection, message)?,
                 Err(error) => {
                     tracing::debug!(machine = %entry.name, %error, "the guest said something strange");
                 }
@@ -336,29 +338,29 @@ fn listen(
 }
 
 /// Asks the agent of a clone that has had its time to take its identity once more. One that has answered keeps what users have started.
-fn ask_again(guests: &Guests, entry: &Entry, link: &Link) -> std::io::Result<()> {
+fn ask_again(guests: &Guests, entry: &Entry, connection: &Connection) -> std::io::Result<()> {
     let waits = super::is_pending(&entry.record()) && !entry.state().guest.forgets;
-    let (again, answered) = *link.ask_again.lock();
+    let (again, answered) = *connection.ask_again.lock();
     if again > Instant::now() || !waits {
         return Ok(());
     }
     if !answered {
-        return link.hello();
+        return connection.hello();
     }
-    *link.ask_again.lock() = (Instant::now() + AGAIN_PLACE, true);
-    link.place(guests.place_again(entry))
+    *connection.ask_again.lock() = (Instant::now() + AGAIN_PLACE, true);
+    connection.place(guests.place_again(entry))
 }
 
 fn heard(
     guests: &Arc<Guests>,
     entry: &Arc<Entry>,
     vm: &Arc<Machine>,
-    link: &Arc<Link>,
+    connection: &Arc<Connection>,
     message: ToHost,
 ) -> std::io::Result<()> {
-    let current = *link.session.lock();
+    let current = *connection.session.lock();
     match message {
-        ToHost::Wake => link.hello()?,
+        ToHost::Wake => connection.hello()?,
         ToHost::Ready {
             session,
             version,
@@ -369,33 +371,34 @@ fn heard(
             if version == 0 {
                 return Ok(());
             }
-            link.takes_inputs.store(inputs, Ordering::Relaxed);
+            connection.takes_inputs.store(inputs, Ordering::Relaxed);
             let place: Place = match guests.place_of(entry, vm) {
                 Ok(place) => place,
                 // a guest that is not told of its generation takes itself for the one that it is a copy of
                 Err(error) => {
                     tracing::debug!(machine = %entry.name, %error, "its agent is greeted again");
-                    return link.hello();
+                    return connection.hello();
                 }
             };
             guests.agents.has_hooks(vm, hooks); // before those go on who wait for this agent
-            let conversation = link.streams.begin(frames);
+            let conversation = connection.streams.begin(frames);
             if frames {
-                let link = link.clone();
+                let connection = connection.clone();
                 let threads = &guests.core.threads;
-                threads.start("guest-frames", move || link.send_frames(conversation))?;
+                threads.start("guest-frames", move || connection.send_frames(conversation))?;
             }
             if entry.agent_answers() {
                 guests.core.tell(entry.name.as_str(), &News::Answers);
             }
             guests.look_at_size(entry, vm);
-            *link.ask_again.lock() = (Instant::now() + AGAIN_PLACE, true);
+            *connection.ask_again.lock() = (Instant::now() + AGAIN_PLACE, true);
             entry.clock_is_sent();
-            link.place(place)?;
-            *link.to_watch.lock() = (guests.core.options.io == IoOrder::Vsip).then_some(session);
+            connection.place(place)?;
+            *connection.to_watch.lock() =
+                (guests.core.options.io == IoOrder::Vsip).then_some(session);
         }
         ToHost::Placed { session } if session == current => {
-            link.begin_inputs(session);
+            connection.begin_inputs(session);
             guests.identity_placed(entry, vm);
         }
         ToHost::NotPlaced { session, why } if session == current => {
@@ -408,7 +411,7 @@ fn heard(
             }
         }
         ToHost::Cancel { session, number } if session == current => {
-            let mut cancelled = link.cancelled.lock();
+            let mut cancelled = connection.cancelled.lock();
             if cancelled.len() < CALLS_MAX {
                 cancelled.insert(number);
             }
@@ -417,7 +420,7 @@ fn heard(
             session,
             number,
             call,
-        } if session == current => begin(guests, entry, link, session, number, call),
+        } if session == current => begin(guests, entry, connection, session, number, call),
         // a message of an earlier session
         _ => {}
     }
@@ -428,7 +431,7 @@ fn heard(
 fn begin(
     guests: &Arc<Guests>,
     entry: &Arc<Entry>,
-    link: &Arc<Link>,
+    connection: &Arc<Connection>,
     session: u64,
     number: u64,
     call: Call,
@@ -440,12 +443,12 @@ fn begin(
             "wait for those under way to end",
         ))
     };
-    if link.under_way.fetch_add(1, Ordering::SeqCst) >= CALLS_MAX {
-        link.under_way.fetch_sub(1, Ordering::SeqCst);
+    if connection.under_way.fetch_add(1, Ordering::SeqCst) >= CALLS_MAX {
+        connection.under_way.fetch_sub(1, Ordering::SeqCst);
         let why = format!("{CALLS_MAX} calls of this machine are under way");
-        return link.answer(session, number, busy(why));
+        return connection.answer(session, number, busy(why));
     }
-    let (guests, entry, given) = (guests.clone(), entry.clone(), link.clone());
+    let (guests, entry, given) = (guests.clone(), entry.clone(), connection.clone());
     let work = move || {
         let over = || given.is_over(session, number);
         let answer = calls::carry_out(&guests, &entry, call, &over);
@@ -454,7 +457,7 @@ fn begin(
         given.answer(session, number, answer);
     };
     if let Err(error) = floe_threads::spawn("guest-call", work) {
-        link.under_way.fetch_sub(1, Ordering::SeqCst);
-        link.answer(session, number, busy(error.to_string()));
+        connection.under_way.fetch_sub(1, Ordering::SeqCst);
+        connection.answer(session, number, busy(error.to_string()));
     }
 }

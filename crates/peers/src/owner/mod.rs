@@ -6,9 +6,9 @@ mod peers;
 mod wants;
 
 use crate::cap::places;
+use crate::connection::{Connection, Note, Outcome, Shared, Wire, shelve};
 use crate::doors::Door;
 use crate::endpoints::Endpoints;
-use crate::link::{Link, Note, Outcome, Shared, Wire, shelve};
 use crate::members::{Key, Member};
 use crate::seed::Seed;
 use crate::sharers::Sharer;
@@ -39,8 +39,8 @@ const TOLD_AT_A_TIME: usize = 1024;
 const DROPPED_MAX: usize = 50;
 
 /// A neighbour, or a host that was asked something lately.
-struct Linked {
-    link: Link,
+struct Connected {
+    connection: Connection,
     /// Whether it is told what comes here.
     told: bool,
     /// When one last asked the other, or a piece came.
@@ -72,10 +72,10 @@ pub(crate) struct Owner {
     seeds: Vec<SeedOf>,
     policy: Policy,
     roster: Roster<Member>,
-    links: HashMap<PeerId, Linked>,
+    connections: HashMap<PeerId, Connected>,
     gauges: Arc<Gauges>,
     sharer: Sharer,
-    /// Hosts by the numbers of their links.
+    /// Hosts by the numbers of their connections.
     numbers: HashMap<u64, PeerId>,
     next_number: u64,
     /// Questions to hosts that are being dialled.
@@ -120,7 +120,7 @@ impl Owner {
             door,
             policy: Policy::new(options.config, me, pieces, hello.session),
             roster: Roster::new(me),
-            links: HashMap::new(),
+            connections: HashMap::new(),
             gauges: Arc::default(),
             sharer: Sharer::new(shared.sharers.clone()),
             numbers: HashMap::new(),
@@ -208,7 +208,7 @@ impl Owner {
         if cap != self.cap {
             self.cap = cap;
             self.policy.set_shared_cap(cap.is_some());
-            // who is linked already heard another number, which costs nothing but duties
+            // who is connected already heard another number, which costs nothing but duties
             self.hello.places = places(cap);
             let event = Event::Places(self.key.peer(), self.hello.places);
             self.policy.on_event(now_us, event, &mut self.actions);
@@ -231,8 +231,8 @@ impl Owner {
                 self.act(action);
             }
         }
-        let linked = self.links.len();
-        self.gauges.linked.store(linked, Ordering::Relaxed);
+        let connected = self.connections.len();
+        self.gauges.connected.store(connected, Ordering::Relaxed);
     }
 
     fn act(&mut self, action: Action) {
@@ -254,8 +254,8 @@ impl Owner {
                 self.say(peer, Message::Withdraw(piece));
             }
             Action::Serve(peer, piece, purpose) => {
-                let begun = match self.links.get(&peer) {
-                    Some(linked) => linked.link.send(piece, purpose, &self.shared),
+                let begun = match self.connections.get(&peer) {
+                    Some(connected) => connected.connection.send(piece, purpose, &self.shared),
                     None => false,
                 };
                 if !begun {
@@ -322,7 +322,7 @@ impl Owner {
         match note {
             Note::Dialled(key, met) => self.dialled(key, met),
             Note::Entered(meeting) => self.admit(meeting),
-            Note::Link(number, wire) => match self.numbers.get(&number).copied() {
+            Note::Wire(number, wire) => match self.numbers.get(&number).copied() {
                 Some(peer) => self.wire(peer, wire),
                 None => self.late(wire),
             },
@@ -364,7 +364,7 @@ impl Owner {
         }
     }
 
-    /// Takes what a link says that has ended meanwhile: a piece that came over it is on the shelf all the same, and no other host need be
+    /// Takes what a connection says that has ended meanwhile: a piece that came over it is on the shelf all the same, and no other host need be
     /// asked for it.
     fn late(&mut self, wire: Wire) {
         if let Wire::Got(piece, bytes) = wire {
@@ -391,12 +391,12 @@ impl Owner {
             }
             Message::Withdraw(piece) => self.tell(Event::Withdrawn(peer, piece)),
             Message::Refuse(piece) => {
-                if let Some(linked) = self.links.get(&peer) {
-                    linked.link.refused(piece);
+                if let Some(connected) = self.connections.get(&peer) {
+                    connected.connection.refused(piece);
                 }
                 self.tell(Event::Failed(peer, piece));
             }
-            // a second hello; packs are no news to who has the link
+            // a second hello; packs are no news to who has the connection
             Message::Hello(_) | Message::Packs(_) => self.wire(peer, Wire::Flood),
         }
     }
@@ -580,7 +580,7 @@ impl Owner {
     fn status(&self) -> Status {
         let peers = self.roster.members().map(|(id, member)| Peer {
             key: member.key,
-            linked: self.links.contains_key(&id),
+            connected: self.connections.contains_key(&id),
             pieces: self.policy.pieces_of(id),
             traffic: self.traffic.get(&id).copied().unwrap_or_default(),
         });

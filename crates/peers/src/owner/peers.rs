@@ -1,14 +1,14 @@
 //! Connections: which there are, and what follows from their beginning and end.
 use super::gossip::runs;
-use super::{DROPPED_MAX, Linked, Owner};
+use super::{Connected, DROPPED_MAX, Owner};
 use crate::closed::{
     CLOSED_BUSY, CLOSED_DUPLICATE, CLOSED_FAULT, CLOSED_LEAVING, CLOSED_RESTING, CLOSED_STRANGER,
 };
-use crate::link::{Ended, Link, Meeting, Note, Unmet, dial};
+use crate::connection::{Connection, Ended, Meeting, Note, Unmet, dial};
 use crate::members::{Key, Member};
 use crate::wire::Message;
 use floe_swarm::policy::{Event, Fault, PeerId, PieceId, Purpose};
-use floe_swarm::roster::{LINKS_MAX, Move, REST_US, TOLD_MAX};
+use floe_swarm::roster::{CONNECTIONS_MAX, Move, REST_US, TOLD_MAX};
 use std::sync::atomic::Ordering;
 
 impl Owner {
@@ -46,8 +46,8 @@ impl Owner {
                 });
             }
             Move::Close(peer) => {
-                if let Some(link) = self.unlink(peer) {
-                    link.close(CLOSED_STRANGER);
+                if let Some(connection) = self.disconnect(peer) {
+                    connection.close(CLOSED_STRANGER);
                 }
             }
         }
@@ -76,7 +76,10 @@ impl Owner {
         if known != Some(meeting.key) || !self.roster.may_enter(peer) {
             return meeting.connection.close(CLOSED_STRANGER, &[]);
         }
-        let before = self.links.get(&peer).map(|linked| &linked.link);
+        let before = self
+            .connections
+            .get(&peer)
+            .map(|connected| &connected.connection);
         if let Some(before) = before {
             let mine = meeting.key > self.key;
             let better = before.session != meeting.session
@@ -85,13 +88,13 @@ impl Owner {
             if !better {
                 return meeting.connection.close(CLOSED_DUPLICATE, &[]);
             }
-        } else if self.links.len() >= LINKS_MAX {
+        } else if self.connections.len() >= CONNECTIONS_MAX {
             let now_us = self.now_us();
             self.roster.failed(now_us, peer, &mut self.moves);
             return meeting.connection.close(CLOSED_BUSY, &[]);
         }
-        if let Some(link) = self.unlink(peer) {
-            link.close(CLOSED_DUPLICATE);
+        if let Some(connection) = self.disconnect(peer) {
+            connection.close(CLOSED_DUPLICATE);
             // what was asked and told over it is void
             self.tell(Event::Left(peer));
             self.tell(Event::Joined(peer));
@@ -99,16 +102,21 @@ impl Owner {
         self.tell(Event::Places(peer, meeting.places));
         let number = self.next_number;
         self.next_number += 1;
-        let link = Link::start(number, meeting, self.hello, &self.shared);
-        let told = self.links.values().filter(|linked| linked.told).count() < TOLD_MAX;
-        let linked = Linked {
-            link,
+        let connection = Connection::start(number, meeting, self.hello, &self.shared);
+        let told = self
+            .connections
+            .values()
+            .filter(|connected| connected.told)
+            .count()
+            < TOLD_MAX;
+        let connected = Connected {
+            connection,
             told,
             used_us: self.now_us(),
         };
         self.numbers.insert(number, peer);
-        self.links.insert(peer, linked);
-        self.roster.linked(peer, &mut self.moves);
+        self.connections.insert(peer, connected);
+        self.roster.connected(peer, &mut self.moves);
         if told {
             let here = runs(self.shared.shelf.pieces());
             self.say(peer, Message::Has(here));
@@ -118,15 +126,15 @@ impl Owner {
         }
     }
 
-    fn unlink(&mut self, peer: PeerId) -> Option<Link> {
-        let linked = self.links.remove(&peer)?;
-        self.numbers.remove(&linked.link.number);
-        Some(linked.link)
+    fn disconnect(&mut self, peer: PeerId) -> Option<Connection> {
+        let connected = self.connections.remove(&peer)?;
+        self.numbers.remove(&connected.connection.number);
+        Some(connected.connection)
     }
 
     /// A connection has ended, and not by this host's will.
     pub(super) fn ended(&mut self, peer: PeerId, ended: Ended) {
-        if self.unlink(peer).is_none() {
+        if self.disconnect(peer).is_none() {
             return;
         }
         let now_us = self.now_us();
@@ -147,28 +155,28 @@ impl Owner {
     /// Notes that a connection was used.
     pub(super) fn used(&mut self, peer: PeerId) {
         let now_us = self.now_us();
-        if let Some(linked) = self.links.get_mut(&peer) {
-            linked.used_us = now_us;
+        if let Some(connected) = self.connections.get_mut(&peer) {
+            connected.used_us = now_us;
         }
     }
 
     /// Ends connections that nobody needs.
     pub(super) fn rest(&mut self, now_us: u64) {
-        let idle = self.links.iter().filter(|(peer, linked)| {
-            let old = now_us.saturating_sub(linked.used_us) >= REST_US;
-            old && linked.link.dialled && !self.roster.is_near(**peer)
+        let idle = self.connections.iter().filter(|(peer, connected)| {
+            let old = now_us.saturating_sub(connected.used_us) >= REST_US;
+            old && connected.connection.dialled && !self.roster.is_near(**peer)
         });
         let idle: Vec<PeerId> = idle.map(|(peer, _)| *peer).collect();
         for peer in idle {
-            if let Some(link) = self.unlink(peer) {
-                link.close(CLOSED_RESTING);
+            if let Some(connection) = self.disconnect(peer) {
+                connection.close(CLOSED_RESTING);
                 self.rested(peer);
             }
         }
     }
 
     pub(super) fn ask(&mut self, peer: PeerId, piece: PieceId, purpose: Purpose) {
-        if self.links.contains_key(&peer) {
+        if self.connections.contains_key(&peer) {
             self.used(peer);
             return self.say(peer, Message::Ask(piece, purpose));
         }
@@ -182,17 +190,20 @@ impl Owner {
 
     /// Sends a message to a host, if there is a connection. The connection to one that reads so slowly that messages pile up is ended.
     pub(super) fn say(&mut self, peer: PeerId, message: Message) {
-        let Some(linked) = self.links.get(&peer) else {
+        let Some(connected) = self.connections.get(&peer) else {
             return;
         };
-        if !linked.link.say(message) {
+        if !connected.connection.say(message) {
             self.ended(peer, Ended::Lost);
         }
     }
 
     /// Tells neighbours what has come and gone here.
     pub(super) fn spread(&mut self, message: &Message) {
-        let told = self.links.iter().filter(|(_, linked)| linked.told);
+        let told = self
+            .connections
+            .iter()
+            .filter(|(_, connected)| connected.told);
         let told: Vec<PeerId> = told.map(|(peer, _)| *peer).collect();
         for peer in told {
             self.say(peer, message.clone());
@@ -211,17 +222,17 @@ impl Owner {
         }
         self.waiting.remove(&peer);
         self.roster.dropped(now_us, peer, fault);
-        if let Some(link) = self.unlink(peer) {
-            link.close(CLOSED_FAULT);
+        if let Some(connection) = self.disconnect(peer) {
+            connection.close(CLOSED_FAULT);
         }
     }
 
     /// Says good-bye to everybody.
     pub(super) fn part(&mut self) {
         self.numbers.clear();
-        self.gauges.linked.store(0, Ordering::Relaxed);
-        for (_, linked) in self.links.drain() {
-            linked.link.close(CLOSED_LEAVING);
+        self.gauges.connected.store(0, Ordering::Relaxed);
+        for (_, connected) in self.connections.drain() {
+            connected.connection.close(CLOSED_LEAVING);
         }
     }
 }

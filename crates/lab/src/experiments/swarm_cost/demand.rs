@@ -1,6 +1,6 @@
 //! How long a demand takes while pieces that nobody stands still for come over the same link: two hosts with all that a node has of swarms,
 //! each in a network namespace of its own.
-use super::goods::{Goods, PATIENCE, linked, member, options, stocked};
+use super::goods::{Goods, PATIENCE, connected, member, options, stocked};
 use crate::harness::{Context, Report, Samples};
 use crate::link::Segment;
 use anyhow::{Context as _, anyhow, ensure};
@@ -168,7 +168,7 @@ async fn take(ends: Ends, dir: &Path, goods: &Arc<Goods>, plan: Plan) -> anyhow:
     let host = Host::listen([2; 32], &[SocketAddr::from((ends.here, 0))]).await?;
     let shelf = Arc::new(Shelf::open(dir, goods.content.clone())?);
     let swarm = Arc::new(meet(&host, shelf, ends.me, ends.other).await?);
-    linked(&swarm, 1).await?;
+    connected(&swarm, 1).await?;
     let mut random = StdRng::seed_from_u64(plan.seed);
     // prefetch takes pieces from the first on, demands from the last
     let all = goods.content.pieces();

@@ -99,15 +99,15 @@ pub(super) async fn stocked(
 }
 
 /// Returns the number of hosts that a swarm has connections to.
-pub(super) async fn links(swarm: &Swarm) -> anyhow::Result<usize> {
+pub(super) async fn connections(swarm: &Swarm) -> anyhow::Result<usize> {
     let status = swarm.status().await?;
-    Ok(status.peers.iter().filter(|peer| peer.linked).count())
+    Ok(status.peers.iter().filter(|peer| peer.connected).count())
 }
 
 /// Waits until a swarm has connections to so many hosts.
-pub(super) async fn linked(swarm: &Swarm, others: usize) -> anyhow::Result<()> {
+pub(super) async fn connected(swarm: &Swarm, others: usize) -> anyhow::Result<()> {
     let looks = async {
-        while links(swarm).await? < others {
+        while connections(swarm).await? < others {
             tokio::time::sleep(LOOK_EVERY).await;
         }
         anyhow::Ok(())

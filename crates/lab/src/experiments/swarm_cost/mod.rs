@@ -1,8 +1,8 @@
 //! `swarm-cost`: what a swarm costs a node, in processor time, memory, waiting and room on the disk, against the same machine that gets the
 //! same from the hub.
+pub mod connections;
 mod demand;
 mod goods;
-pub mod links;
 
 use super::swarm_real::site::{Mode, Outcome, Site, Size};
 use crate::harness::{Context, Report, Samples};
@@ -20,7 +20,7 @@ const MANY: usize = 48;
 pub fn run(context: &Context) -> anyhow::Result<Report> {
     let mut report = Report::new("swarm-cost", context.quick);
     demand::run(context, &mut report)?;
-    add_links(context, &mut report)?;
+    add_connections(context, &mut report)?;
     let site = Site::prepare(
         &context.scratch,
         Size {
@@ -139,23 +139,23 @@ fn add_disk(site: &Site, report: &mut Report) -> anyhow::Result<()> {
 }
 
 /// Adds what a connection takes in memory while pieces go over it in both directions.
-fn add_links(context: &Context, report: &mut Report) -> anyhow::Result<()> {
+fn add_connections(context: &Context, report: &mut Report) -> anyhow::Result<()> {
     let mut each = Samples::default();
-    let (mut links, mut memory) = (Samples::default(), Samples::default());
+    let (mut connections, mut memory) = (Samples::default(), Samples::default());
     for round in 0..context.pick(5, 1) {
         let dir = context.scratch.join(format!("links{round}"));
-        let few = links::load(&dir, FEW)?;
-        let many = links::load(&dir, context.pick(MANY, 8))?;
-        let more = many.links.saturating_sub(few.links).max(1);
+        let few = connections::load(&dir, FEW)?;
+        let many = connections::load(&dir, context.pick(MANY, 8))?;
+        let more = many.connections.saturating_sub(few.connections).max(1);
         each.push((many.memory as f64 - few.memory as f64) / 1e6 / more as f64);
-        links.push(many.links as f64);
+        connections.push(many.connections as f64);
         memory.push(many.memory as f64 / 1e6);
     }
     report.add("mb_per_link", "MB", &each).against(
-        "all of a process with many links",
+        "all of a process with many connections",
         "MB",
         memory.median(),
     );
-    report.add("links", "", &links);
+    report.add("links", "", &connections);
     Ok(())
 }

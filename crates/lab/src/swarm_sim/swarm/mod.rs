@@ -1,13 +1,13 @@
 //! The hosts of a swarm and what happens between them.
-mod links;
+mod connections;
 mod seed;
 
 use super::net::{Carries, Flow, Uplink, piece_in_packets};
 use super::pieces::{Profile, Recorded};
+use connections::Connected;
 use floe_swarm::policy::{Action, Config, Event, PeerId, PieceId, Policy, Purpose};
 use floe_swarm::roster::Roster;
 use floe_swarm::seed::SeedQueue;
-use links::Linked;
 use serde::{Deserialize, Serialize};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
@@ -126,7 +126,7 @@ enum What {
 struct Node {
     policy: Policy,
     roster: Roster<()>,
-    links: BTreeMap<u32, Linked>,
+    connections: BTreeMap<u32, Connected>,
     /// Questions to hosts that are being dialled.
     waiting: Vec<(u32, PieceId, Purpose)>,
     /// Whether it has heard from the hub.
@@ -134,9 +134,9 @@ struct Node {
     /// When its processor is free for another handshake.
     busy_ns: u64,
     requests: SeedQueue,
-    /// Requests to the server that are under way, and connections to it that were opened for them.
+    /// Requests to the seed that are under way, and connections to it that were opened for them.
     under_way: usize,
-    connections: usize,
+    seed_connections: usize,
     uplink: Uplink,
     down_free_ns: u64,
     /// What its neighbours were not told of, and when they were last told of anything.
@@ -197,13 +197,13 @@ impl<'a> Swarm<'a> {
         let nodes = (0..=hosts as u32).map(|host| Node {
             policy: Policy::new(setup.config, id(host), setup.pieces, setup.chance),
             roster: Roster::new(id(host)),
-            links: BTreeMap::new(),
+            connections: BTreeMap::new(),
             waiting: Vec::new(),
             joined: false,
             busy_ns: 0,
             requests: SeedQueue::default(),
             under_way: 0,
-            connections: 0,
+            seed_connections: 0,
             uplink: Uplink::default(),
             down_free_ns: 0,
             fresh: Vec::new(),
@@ -295,7 +295,7 @@ impl<'a> Swarm<'a> {
             What::Access(host) => self.access(host),
             What::Calm(host) => self.tell(host, Event::Tick),
             What::Asked(node, from, piece, purpose) => {
-                self.uses_link(node, from);
+                self.uses_connection(node, from);
                 self.tell(node, Event::Asked(id(from), piece, purpose));
             }
             What::Withdrawn(node, from, piece) => {
@@ -364,7 +364,7 @@ impl<'a> Swarm<'a> {
 
     fn tick(&mut self, host: u32) {
         self.tell(host, Event::Tick);
-        self.tick_links(host);
+        self.tick_connections(host);
         self.at(self.now_ns + TICK_NS, What::Tick(host));
     }
 
@@ -447,7 +447,7 @@ impl<'a> Swarm<'a> {
         if tells && !node.policy.has(piece) {
             node.fresh.push(piece);
         }
-        self.uses_link(host, from);
+        self.uses_connection(host, from);
         self.tell(host, Event::Arrived(id(from), piece));
         if from == self.seed {
             self.seeded(host, piece);

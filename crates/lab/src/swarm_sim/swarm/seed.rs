@@ -29,8 +29,8 @@ impl Swarm<'_> {
         while let Some(piece) = self.node(host).requests.begin() {
             let node = self.node(host);
             node.under_way += 1;
-            let opens = node.under_way > node.connections;
-            node.connections = node.connections.max(node.under_way);
+            let opens = node.under_way > node.seed_connections;
+            node.seed_connections = node.seed_connections.max(node.under_way);
             let trips = if opens { CONNECT_TRIPS } else { 0 };
             let at_ns = self.now_ns + (2 * trips + 1) * way_ns + service_ns;
             self.at(at_ns, What::Requested(host, piece));

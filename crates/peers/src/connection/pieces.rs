@@ -71,7 +71,7 @@ pub(crate) async fn shelve(
 
 /// Takes what a host sends, until the connection ends.
 pub(super) async fn receive(
-    link: u64,
+    number: u64,
     connection: Connection,
     expected: Arc<Mutex<Expected>>,
     shared: Shared,
@@ -83,7 +83,7 @@ pub(super) async fn receive(
                 // QUIC holds back streams beyond a number
                 tokio::spawn(async move {
                     if let Some(wire) = take(stream, &expected, &shared).await {
-                        let _ = shared.notes.send(Note::Link(link, wire)).await;
+                        let _ = shared.notes.send(Note::Wire(number, wire)).await;
                     }
                 });
             }
@@ -92,7 +92,7 @@ pub(super) async fn receive(
     };
     let _ = shared
         .notes
-        .send(Note::Link(link, Wire::Closed(ended)))
+        .send(Note::Wire(number, Wire::Closed(ended)))
         .await;
 }
 
@@ -145,7 +145,7 @@ async fn name(stream: &mut RecvStream) -> Option<PieceId> {
 /// Sends a piece, which the receiver calls by the second number. Tells when the next may be sent: once this one is with the receiver, or
 /// takes so long that others need not wait.
 pub(super) async fn send(
-    link: u64,
+    number: u64,
     connection: &Connection,
     (piece, called): (PieceId, PieceId),
     purpose: Purpose,
@@ -154,7 +154,7 @@ pub(super) async fn send(
     let sent = timeout(SENDING, carry(connection, (piece, called), purpose, shared));
     tokio::pin!(sent);
     let quick = timeout(PASSING, &mut sent).await;
-    let _ = shared.notes.send(Note::Passed(link, piece)).await;
+    let _ = shared.notes.send(Note::Passed(number, piece)).await;
     let sent = match quick {
         Ok(sent) => sent,
         Err(_) => sent.await,

@@ -1,6 +1,6 @@
 //! What a connection costs a host in memory: a host in a process of its own, which gives to others and takes from them, once with few
 //! others and once with many.
-use super::goods::{Goods, PATIENCE, linked, links, member, options, stocked};
+use super::goods::{Goods, PATIENCE, connected, connections, member, options, stocked};
 use crate::harness::own_memory;
 use anyhow::{Context as _, bail, ensure};
 use floe_image::Hash;
@@ -29,7 +29,7 @@ pub(super) struct Seen {
     /// The most bytes that were no file's.
     pub memory: u64,
     /// The most connections.
-    pub links: usize,
+    pub connections: usize,
 }
 
 /// `floe-lab swarm-host DIR`: a host that tells its key and its address, is told the others on its input, a line each, and says in its
@@ -63,8 +63,8 @@ impl Arguments {
         }
         let swarm = host.join(shelf, None, options(&members))?;
         // more come where something is asked
-        linked(&swarm, NEAR.min(members.len() - 1)).await?;
-        say("linked")?;
+        connected(&swarm, NEAR.min(members.len() - 1)).await?;
+        say("connected")?;
         let over = async {
             swarm.want(&wanted).await?;
             let ended = || io::copy(&mut io::stdin(), &mut io::sink());
@@ -78,11 +78,11 @@ impl Arguments {
                 done = &mut over => break done?,
                 () = tokio::time::sleep(LOOK_EVERY) => {
                     seen.memory = seen.memory.max(own_memory(std::process::id())?);
-                    seen.links = seen.links.max(links(&swarm).await?);
+                    seen.connections = seen.connections.max(connections(&swarm).await?);
                 }
             }
         }
-        say(&format!("{} {}", seen.memory, seen.links))
+        say(&format!("{} {}", seen.memory, seen.connections))
     }
 }
 
@@ -154,10 +154,10 @@ impl Measured {
     fn end(mut self) -> anyhow::Result<Seen> {
         drop(self.input.take());
         let line = self.line()?;
-        let (memory, links) = line.split_once(' ').context("two numbers")?;
+        let (memory, connections) = line.split_once(' ').context("two numbers")?;
         Ok(Seen {
             memory: memory.parse()?,
-            links: links.parse()?,
+            connections: connections.parse()?,
         })
     }
 }
@@ -204,7 +204,7 @@ async fn bring(dir: &Path, others: usize) -> anyhow::Result<Seen> {
     let swarms: Vec<Arc<Swarm>> = hosts.iter().map(join).collect::<anyhow::Result<_>>()?;
     // this thread waits, those of the runtime go on
     let said = measured.line()?;
-    ensure!(said == "linked", "the measured host says {said:?}");
+    ensure!(said == "connected", "the measured host says {said:?}");
     let mut all = JoinSet::new();
     for swarm in &swarms {
         let (swarm, wanted) = (swarm.clone(), goods.pieces_of(OURS));

@@ -3,7 +3,7 @@ use super::super::net::{Carries, Flow, in_packets};
 use super::seed::CONNECT_TRIPS;
 use super::{Event, PieceId, Purpose, Swarm, TICK_NS, What, id, number};
 use floe_swarm::policy::Fault;
-use floe_swarm::roster::{LINKS_MAX, Move, REST_US, TELL_EVERY_US, TOLD_MAX};
+use floe_swarm::roster::{CONNECTIONS_MAX, Move, REST_US, TELL_EVERY_US, TOLD_MAX};
 
 /// Half round trips until a dialled host has heard what it is asked: QUIC's handshake, a hello each way, and the question.
 const DIAL_WAYS: u64 = 5;
@@ -23,7 +23,7 @@ const ASKS_EACH_NS: u64 = 10_000_000;
 const REST_EVERY_NS: u64 = 1_000_000_000;
 
 /// A connection to another host.
-pub(super) struct Linked {
+pub(super) struct Connected {
     /// Whether the other is told what comes here.
     told: bool,
     /// Whether this host has dialled.
@@ -122,7 +122,7 @@ impl Swarm<'_> {
     }
 
     pub(super) fn met(&mut self, host: u32, other: u32) {
-        if self.node(host).links.contains_key(&other) {
+        if self.node(host).connections.contains_key(&other) {
             return; // the other has dialled, too
         }
         let known = self.node(other).roster.may_enter(id(host));
@@ -134,11 +134,15 @@ impl Swarm<'_> {
         }
         let both = [(host, other), (other, host)];
         for (one, of) in both {
-            self.link(one, of, one == host);
+            self.connect(one, of, one == host);
         }
         for (one, of) in both {
             let node = &self.nodes[one as usize];
-            if node.links.get(&of).is_some_and(|linked| linked.told) {
+            if node
+                .connections
+                .get(&of)
+                .is_some_and(|connected| connected.told)
+            {
                 let here = (0..self.setup.pieces).filter(|piece| node.policy.has(*piece));
                 let here: Vec<PieceId> = here.collect();
                 self.tell(of, Event::Has(id(one), &here));
@@ -156,36 +160,41 @@ impl Swarm<'_> {
     }
 
     fn is_full(&self, node: u32) -> bool {
-        self.nodes[node as usize].links.len() >= LINKS_MAX
+        self.nodes[node as usize].connections.len() >= CONNECTIONS_MAX
     }
 
-    fn link(&mut self, one: u32, of: u32, dialled: bool) {
+    fn connect(&mut self, one: u32, of: u32, dialled: bool) {
         let used_ns = self.now_ns;
         let node = self.node(one);
-        let told = node.links.values().filter(|linked| linked.told).count() < TOLD_MAX;
-        let linked = Linked {
+        let told = node
+            .connections
+            .values()
+            .filter(|connected| connected.told)
+            .count()
+            < TOLD_MAX;
+        let connected = Connected {
             told,
             dialled,
             used_ns,
         };
-        node.links.insert(of, linked);
+        node.connections.insert(of, connected);
         let mut moves = Vec::new();
-        node.roster.linked(id(of), &mut moves);
+        node.roster.connected(id(of), &mut moves);
         self.steps(one, moves);
     }
 
     /// Notes that a connection is used. Returns whether there is one.
-    pub(super) fn uses_link(&mut self, host: u32, other: u32) -> bool {
+    pub(super) fn uses_connection(&mut self, host: u32, other: u32) -> bool {
         let now_ns = self.now_ns;
-        let linked = self.node(host).links.get_mut(&other);
-        linked.is_some_and(|linked| {
-            linked.used_ns = now_ns;
+        let connected = self.node(host).connections.get_mut(&other);
+        connected.is_some_and(|connected| {
+            connected.used_ns = now_ns;
             true
         })
     }
 
     pub(super) fn ask(&mut self, host: u32, other: u32, piece: PieceId, purpose: Purpose) {
-        if self.uses_link(host, other) {
+        if self.uses_connection(host, other) {
             return self.soon_answered(What::Asked(other, host, piece, purpose));
         }
         let mut moves = Vec::new();
@@ -207,7 +216,7 @@ impl Swarm<'_> {
     }
 
     /// What a host does for its connections at each tick.
-    pub(super) fn tick_links(&mut self, host: u32) {
+    pub(super) fn tick_connections(&mut self, host: u32) {
         let (now_us, now_ns, mut moves) = (self.now_us(), self.now_ns, Vec::new());
         self.node(host).roster.tick(now_us, &mut moves);
         self.steps(host, moves);
@@ -226,7 +235,10 @@ impl Swarm<'_> {
     pub(super) fn told(&mut self, host: u32) {
         let node = self.node(host);
         let fresh = std::mem::take(&mut node.fresh);
-        let told = node.links.iter().filter(|(_, linked)| linked.told);
+        let told = node
+            .connections
+            .iter()
+            .filter(|(_, connected)| connected.told);
         let told: Vec<u32> = told.map(|(other, _)| *other).collect();
         for other in told {
             self.tell(other, Event::Has(id(host), &fresh));
@@ -237,15 +249,15 @@ impl Swarm<'_> {
     fn rest(&mut self, host: u32) {
         let now_ns = self.now_ns;
         let node = self.node(host);
-        let idle = node.links.iter().filter(|(other, linked)| {
-            let old = now_ns - linked.used_ns >= REST_US * 1000;
-            old && linked.dialled && !node.roster.is_near(id(**other))
+        let idle = node.connections.iter().filter(|(other, connected)| {
+            let old = now_ns - connected.used_ns >= REST_US * 1000;
+            old && connected.dialled && !node.roster.is_near(id(**other))
         });
         let idle: Vec<u32> = idle.map(|(other, _)| *other).collect();
         for other in idle {
             for (one, of) in [(host, other), (other, host)] {
                 let node = self.node(one);
-                node.links.remove(&of);
+                node.connections.remove(&of);
                 node.roster.rested(id(of));
                 self.tell(one, Event::Left(id(of)));
                 self.tell(one, Event::Joined(id(of)));
@@ -259,9 +271,9 @@ impl Swarm<'_> {
         let node = self.node(host);
         node.waiting.retain(|(to, ..)| *to != other);
         node.roster.dropped(now_us, id(other), fault);
-        if node.links.remove(&other).is_some() {
+        if node.connections.remove(&other).is_some() {
             let node = self.node(other);
-            node.links.remove(&host);
+            node.connections.remove(&host);
             node.roster.lost(now_us, id(host), &mut moves);
             self.steps(other, moves);
         }

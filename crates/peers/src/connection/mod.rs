@@ -17,7 +17,7 @@ use crate::wire::{Budget, Frames, Hello, Message, PACKS_MAX, frames_of};
 use ear::{Ear, Heard, Theirs, names_of};
 use expected::Expected;
 use floe_swarm::policy::{PieceId, Purpose};
-use quinn::{Connection, ConnectionError, RecvStream, SendStream, VarInt};
+use quinn::{ConnectionError, RecvStream, SendStream, VarInt};
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -30,7 +30,7 @@ const SENDING_MAX: usize = 16;
 /// Messages go before all pieces.
 const MESSAGES_FIRST: i32 = i32::MAX;
 
-/// What a link tells.
+/// What a connection tells.
 #[derive(Debug)]
 pub(crate) enum Wire {
     /// The other says something.
@@ -61,8 +61,8 @@ pub(crate) enum Note {
     Dialled(Key, Result<Meeting, Unmet>),
     /// A member has dialled.
     Entered(Meeting),
-    /// From the link of this number.
-    Link(u64, Wire),
+    /// From the connection of this number.
+    Wire(u64, Wire),
     /// A piece need not be waited for before the next is sent.
     Passed(u64, PieceId),
     /// What became of a piece that was to be sent.
@@ -75,7 +75,7 @@ pub(crate) enum Note {
     Synced,
 }
 
-/// What all links of a swarm share.
+/// What all connections of a swarm share.
 #[derive(Clone)]
 pub(crate) struct Shared {
     pub(crate) shelf: Arc<Shelf>,
@@ -89,11 +89,11 @@ pub(crate) struct Shared {
 }
 
 /// A connection in use. It ends with this.
-pub(crate) struct Link {
+pub(crate) struct Connection {
     pub(crate) number: u64,
     pub(crate) session: u64,
     pub(crate) dialled: bool,
-    connection: Connection,
+    connection: quinn::Connection,
     /// As the other understands them.
     out: mpsc::Sender<Message>,
     theirs: Theirs,
@@ -101,9 +101,14 @@ pub(crate) struct Link {
     sending: Arc<AtomicUsize>,
 }
 
-impl Link {
+impl Connection {
     /// Takes a connection into use. `hello` is said first if this host was dialled, and then which packs it knows, if the other knows others.
-    pub(crate) fn start(number: u64, meeting: Meeting, hello: Hello, shared: &Shared) -> Link {
+    pub(crate) fn start(
+        number: u64,
+        meeting: Meeting,
+        hello: Hello,
+        shared: &Shared,
+    ) -> Connection {
         let (out, messages) = mpsc::channel(OUT_MAX);
         let expected = Arc::new(Mutex::new(Expected::default()));
         let Meeting {
@@ -138,7 +143,7 @@ impl Link {
         let incoming =
             pieces::receive(number, connection.clone(), expected.clone(), shared.clone());
         tokio::spawn(incoming);
-        Link {
+        Connection {
             number,
             session,
             dialled,
@@ -203,7 +208,7 @@ impl Link {
     }
 }
 
-impl Drop for Link {
+impl Drop for Connection {
     fn drop(&mut self) {
         // one that was closed before stays closed as it was
         self.connection.close(CLOSED_RUDELY, &[]);
@@ -214,7 +219,7 @@ async fn write(
     mut send: SendStream,
     first: Vec<Message>,
     mut messages: mpsc::Receiver<Message>,
-    connection: Connection,
+    connection: quinn::Connection,
 ) {
     let _ = send.set_priority(MESSAGES_FIRST);
     let mut first = first.into_iter();
@@ -240,7 +245,7 @@ async fn write(
 /// Reads messages. From a host that says too much nothing is read any more, until it is dropped. `out`: where answers go that need no
 /// decision.
 async fn read(
-    link: u64,
+    number: u64,
     mut recv: RecvStream,
     mut frames: Frames,
     theirs: Theirs,
@@ -272,7 +277,7 @@ async fn read(
                 None => Wire::Flood,
             };
             let over = matches!(wire, Wire::Flood);
-            let told = shared.notes.send(Note::Link(link, wire)).await;
+            let told = shared.notes.send(Note::Wire(number, wire)).await;
             if over || told.is_err() {
                 return;
             }
