@@ -37,13 +37,13 @@ pub fn redirected(from: &Url, headers: &HeaderMap) -> Result<Url, String> {
     }
     if is_private_to_this_host(&to) && !is_private_to_this_host(from) {
         return Err(format!(
-            "redirects to {at}, which is this host itself or its own link"
+            "redirects to {at}, which is this host itself or has a link-local address"
         ));
     }
     Ok(to)
 }
 
-/// Returns whether a URL names this host or its link, which a stranger's server has no business with.
+/// Returns whether a URL names this host or a link-local address, which a stranger's server has no business with.
 fn is_private_to_this_host(url: &Url) -> bool {
     let address: IpAddr = match url.host() {
         None => return false,
@@ -54,11 +54,11 @@ fn is_private_to_this_host(url: &Url) -> bool {
         Some(Host::Ipv4(ip)) => ip.into(),
         Some(Host::Ipv6(ip)) => IpAddr::from(ip).to_canonical(),
     };
-    let link = match address {
+    let link_local = match address {
         IpAddr::V4(ip) => ip.is_link_local(),
         IpAddr::V6(ip) => ip.is_unicast_link_local(),
     };
-    address.is_loopback() || address.is_unspecified() || link
+    address.is_loopback() || address.is_unspecified() || link_local
 }
 
 #[cfg(test)]

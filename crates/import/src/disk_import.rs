@@ -356,7 +356,7 @@ fn own(to: NamedTempFile, shown: String) -> Result<DiskImage, NodeError> {
     Ok(DiskImage::new(file, shown, Some(to)))
 }
 
-/// Opens a file of a disk whose description is in this directory. A stranger wrote its name, so no link is followed.
+/// Opens a file of a disk whose description is in this directory. A stranger wrote its name, so no symbolic link is followed.
 fn beside(dir: &Path, name: &str, shown: &str) -> Result<File, NodeError> {
     let path = dir.join(name);
     match std::fs::symlink_metadata(&path) {
@@ -372,7 +372,7 @@ fn beside(dir: &Path, name: &str, shown: &str) -> Result<File, NodeError> {
         Ok(_) => {
             return Err(no_file(
                 &path,
-                "a link or no file, and part of a disk that somebody else may have described",
+                "a symbolic link or no file, and part of a disk that somebody else may have described",
             ));
         }
     }

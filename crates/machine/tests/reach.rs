@@ -171,7 +171,7 @@ fn page(port: u16) -> String {
 
 #[test]
 #[ignore = "needs QEMU and the tiny guest: make test-all"]
-fn guests_reach_neither_the_hosts_loopback_nor_its_links_unless_allowed() {
+fn guests_reach_neither_the_hosts_loopback_nor_link_local_addresses_unless_allowed() {
     let guest = guest();
     alone(move || {
         resolver();

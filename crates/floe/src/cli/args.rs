@@ -122,7 +122,7 @@ fn text(path: PathBuf) -> Result<String, CliError> {
     path.into_os_string().into_string().map_err(|path| {
         CliError::usage(
             format!("the path {path:?} is not UTF-8"),
-            "rename it, or link to it",
+            "rename it, or make a symbolic link to it",
         )
     })
 }

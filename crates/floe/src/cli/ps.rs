@@ -166,7 +166,7 @@ fn afterwards(m: &floe_api::MachineInfo) -> String {
 
 /// Describes what a guest can reach of its host.
 fn reaches(access: &floe_api::HostAccess) -> String {
-    let what = "of this host's loopback and links";
+    let what = "of this host's loopback and link-local addresses";
     match access {
         floe_api::HostAccess::None => String::new(),
         floe_api::HostAccess::All => format!("all ports {what}"),

@@ -173,7 +173,7 @@ fn a_disk_in_several_files_is_put_together_of_those_beside_its_description_alone
         // a stranger's description does not lead out of the directory
         symlink(rig.path("whole"), rig.path(part)).unwrap();
         let error = rig.import(name).unwrap_err();
-        assert!(error.contains("a link"), "{error}");
+        assert!(error.contains("a symbolic link"), "{error}");
     }
     convert(
         &rig,

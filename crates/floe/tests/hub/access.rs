@@ -346,7 +346,7 @@ fn a_revoked_token_ends_and_a_closed_hub_needs_one() {
 }
 
 #[test]
-fn a_browser_is_logged_in_by_a_link_and_no_other_page_uses_that() {
+fn a_browser_is_logged_in_by_a_url_and_no_other_page_uses_that() {
     let world = world();
     let id = image(&world.repository, &[1, 2, 3]);
     let (url, ann) = (world.hub.url(), world.ann.clone());

@@ -382,7 +382,9 @@ impl Tree {
                 Ok(())
             }
             tar::EntryType::Symlink => {
-                let link = entry.link.ok_or_else(|| hostile("a link to nothing"))?;
+                let link = entry
+                    .link
+                    .ok_or_else(|| hostile("a symbolic link to nothing"))?;
                 rustix::fs::symlinkat(&link, &above, name.as_slice())?;
                 let _ = rustix::fs::utimensat(
                     &above,

@@ -277,7 +277,7 @@ table bridge clamp {{
                 Network::port(number)
             );
         }
-        // the host's links and its cloud's metadata can be reached only if they are named, not through a wide destination
+        // the host's link-local addresses and its cloud's metadata can be reached only if they are named, not through a wide destination
         let (mut named, mut wide) = (String::new(), String::new());
         for allow in &self.allow {
             let allowed = match is_guarded(allow) {
@@ -505,7 +505,7 @@ mod tests {
         assert!(place("ip daddr 169.254.169.254/32 tcp dport 80 accept") < refused);
         assert!(place("ip daddr 168.63.129.16/32 tcp dport 53 accept") < refused);
         assert!(refused < place("ip daddr 0.0.0.0/0 accept"));
-        // and another host's own link and metadata are not meant
+        // and another host's link-local addresses and metadata are not meant
         let elsewhere = allowed_elsewhere(&network.allow);
         assert_eq!(elsewhere, ["0.0.0.0/0".parse().unwrap()]);
         network.allow.clear();

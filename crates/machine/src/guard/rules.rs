@@ -141,7 +141,7 @@ mod tests {
     }
 
     #[test]
-    fn the_host_its_links_and_its_metadata_are_guarded_and_the_rest_is_not() {
+    fn the_host_its_link_local_addresses_and_metadata_are_guarded_and_the_rest_is_not() {
         let guarded = "127.0.0.1 127.8.9.1 0.0.0.0 169.254.169.254 224.0.0.251 100.100.100.200 168.63.129.16 192.0.0.192 \
                        :: ::1 ::7f00:1 fe80::1 febf::1 ff02::fb ff01::1 fd00:ec2::254 fd00:ec2::23 fd20:ce::254 \
                        fd00:c1::a9fe:a9fe fd00:42::42 fd00:a9fe:a9fe::1 fd00:100::100:200 \
