@@ -103,7 +103,7 @@ pub struct Status {}
 #[command(after_help = "Example:\n  floe cluster members")]
 pub struct Members {}
 
-/// Make a node no longer a member, on the cluster's first host: all others refuse it from then on
+/// Remove a node from the cluster, on the cluster's first host: all members refuse it from then on
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: a host that was lost or broken into

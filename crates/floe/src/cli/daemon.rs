@@ -68,18 +68,18 @@ struct NodeArgs {
         value_name = "TOKEN"
     )]
     web_token: Option<String>,
-    /// Most clones that may be there at a time of those that a machine's guest and its clones' guests have made, whatever the machine's
-    /// own --clones says; 0 forbids guests to make any
+    /// Most clones at a time that a machine's guest and its clones' guests may have made together, whatever the machine's own --clones
+    /// says; 0 forbids guests to make any
     #[arg(long, default_value_t = floe_node::GUEST_CLONES_DEFAULT, value_name = "N")]
     guest_clones: u32,
     /// Let programs in guests have their machines go on on other nodes of the cluster, and come back (floe_offload, floe_recall)
     #[arg(long)]
     guest_moves: bool,
-    /// Nodes on which those clones run: members of this node's cluster by name or address, or here
+    /// Nodes on which the clones that guests make run: members of this node's cluster by name or address, or here
     #[arg(long, value_delimiter = ',', value_name = "HOST")]
     guest_hosts: Vec<String>,
-    /// Allow those nodes, and the known hosts (floe hosts), to be addresses of pages, which are asked in clear text and
-    /// with this page's token: only on a network that nobody else is in
+    /// Let --guest-hosts and the known hosts (floe hosts) name nodes by the addresses of their pages too. They are asked in clear
+    /// text and with this page's token: only on a network that nobody else is in
     #[arg(long)]
     insecure_hosts: bool,
     /// Who decides where the clones run that guests make: simple, slurm or a program of yours, as with floe fork --placement;

@@ -60,8 +60,8 @@ pub struct Fork {
     /// fork at once
     #[arg(long)]
     settle: bool,
-    /// Whether what one of the other nodes reads is sent to all of them by multicast; what does not arrive that way is read from this
-    /// node alone
+    /// Whether what one of the other nodes reads is sent to all of them by multicast; what does not arrive that way each
+    /// reads from this node itself
     #[arg(long, value_enum, default_value_t, value_name = "USE")]
     multicast: floe_api::MulticastUse,
     /// Who decides which nodes take the clones: simple counts memory and CPUs, slurm asks Slurm for an allocation, other
@@ -251,7 +251,7 @@ impl Hosts {
     }
 }
 
-/// Show a machine's parents and clones as a tree, and which clones of its last fork did not come to be
+/// Show a machine's parents and clones as a tree, and which clones of its last fork could not be started
 #[derive(Debug, Args)]
 #[command(
     after_help = "Example:\n  floe family web\n  floe family web --json | jq '.clones[].name'"

@@ -24,8 +24,8 @@ pub struct LimitArgs {
     /// The part of this host's disk in percent beyond which its requests wait until nobody else has any
     #[arg(long, value_parser = io_cap, value_name = "PERCENT")]
     io_cap: Option<u32>,
-    /// Fail its guest's requests that no source has served for this long, such as 5m: at a disk with an I/O error, at its memory with the
-    /// machine. Without it they wait as long as floe node --io-timeout says, which is for ever by default
+    /// Fail its guest's requests that no source has served for this long, such as 5m: at a disk the guest gets an I/O error, at its
+    /// memory the machine ends. Without it they wait as long as floe node --io-timeout says, which is for ever by default
     #[arg(long, value_parser = io_timeout, value_name = "TIME")]
     io_timeout: Option<u32>,
     /// Let its guest clone it: at most N clones that it and its clones have made can be there at a time. Without this a guest makes none
@@ -46,7 +46,7 @@ impl LimitArgs {
     }
 }
 
-/// Change how much of this host a machine may use, and the clones that its guest makes with it, also while it runs
+/// Change how much of this host a machine and the clones that its guest makes may use together, also while it runs
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: half a core
@@ -94,7 +94,7 @@ pub struct Limit {
     /// Park it once nobody has used it and it has done next to nothing for this long, such as 10m; off is never
     #[arg(long, value_parser = time_or_off, value_name = "TIME")]
     park_after: Option<u64>,
-    /// Whether its guest is asked by itself, once a day, to give back what it deletes: on or off. floe disk trim works all the same
+    /// Whether the node asks its guest, once a day, to give back what it deletes: on or off. floe disk trim works all the same
     #[arg(long, value_parser = on_or_off, value_name = "on|off")]
     trim: Option<bool>,
 }

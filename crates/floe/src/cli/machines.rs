@@ -101,7 +101,7 @@ pub struct Run {
     /// Keep and send no trace of what the machine touches
     #[arg(long)]
     no_trace: bool,
-    /// Don't ask its guest by itself to give back what it deletes (floe limit --trim on does so again; floe disk trim works all the same)
+    /// Don't ask its guest once a day to give back what it deletes (floe limit --trim on undoes that; floe disk trim works all the same)
     #[arg(long)]
     no_trim: bool,
     /// Put it into a network of its own, which its clones join: they see each other and nobody else

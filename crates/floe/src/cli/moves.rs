@@ -45,13 +45,13 @@ pub struct Move {
     /// The machines
     #[arg(required_unless_present = "all", conflicts_with = "all")]
     machines: Vec<String>,
-    /// All machines of this node that are not stopped, but those that another node has or may have
+    /// All machines of this node that are not stopped, except those that another node has or may have
     #[arg(long, conflicts_with = "here")]
     all: bool,
     /// The node, by its name in the cluster or by https://ADDRESS:PORT
     #[arg(long, value_name = "NODE", required_unless_present = "here")]
     to: Option<String>,
-    /// Let machines go on here that were given to a node, or come from one, that is gone for good
+    /// Let machines go on here whose other node, to which they were given or from which they come, is gone for good
     #[arg(long, conflicts_with = "to")]
     here: bool,
     /// Copy nothing ahead while a machine runs: less work for both nodes, and it stands still for longer
@@ -123,7 +123,7 @@ pub struct Recall {
     #[arg(long, value_name = "PATH", conflicts_with_all = ["from", "force"])]
     results: Vec<String>,
     /// Have the results of the clones that run on other nodes (floe offload -n): each one's come into a folder of its name, without a limit
-    /// of size, and then it is removed
+    /// of size, and then the clone is removed
     #[arg(long, requires = "results")]
     clones: bool,
     /// The directory of this host for the results; by default the one in which the command is typed

@@ -52,8 +52,8 @@ pub struct Offload {
     /// Copy nothing ahead while a machine runs: less work for both nodes, and it stands still for longer
     #[arg(long, conflicts_with = "clones")]
     still: bool,
-    /// Have it run there for so long only without a word of this node, such as 10m: it is parked there then, and goes on once this node
-    /// answers; floe recall --force waits so long. By default it runs on, and after a forced recall both may until they hear of each other
+    /// How long it may run there without a word of this node, such as 10m: then it is parked there, and goes on once this node answers;
+    /// floe recall --force waits for that time. By default it runs on, and after a forced recall on both until they hear of each other
     #[arg(long, value_name = "TIME", value_parser = args::time_s, conflicts_with = "clones")]
     lease: Option<u64>,
     /// Run so many clones of it there instead, while it goes on here

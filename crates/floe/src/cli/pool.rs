@@ -324,7 +324,7 @@ pub enum PoolCommand {
         /// The most memory that they may take together, such as 8G
         #[arg(value_parser = args::size)]
         size: u64,
-        /// Accept a size that this host has not free now: substrates come into memory as it gets free
+        /// Accept more than is free on this host now: substrates come into memory as it gets free
         #[arg(long)]
         overcommit: bool,
     },

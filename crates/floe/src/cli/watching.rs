@@ -138,7 +138,7 @@ fn told(event: &NodeEvent) -> String {
     format!("{}\n", text.trim_end())
 }
 
-/// Show what running machines use of this host: processor, memory, disks, link
+/// Show what running machines use of this host: processor, memory, disks, network
 #[derive(Debug, Args)]
 #[command(after_help = "\
 Example: all that run, every second; q or Ctrl-C leaves
