@@ -258,8 +258,8 @@ pub struct Family {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schema(no_recursion)]
     pub clones: Vec<Family>,
-    /// The clones of its last fork that were asked for and did not come to be, each with the reason, as the fork's own answer has them.
-    /// Known until the next fork of it, and to the node that made it alone.
+    /// The clones of its last fork that could not be started, each with the reason, as the fork's own answer has them. Only the node that made
+    /// the fork knows them, until the next fork.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub missing: Vec<CloneInfo>,
 }

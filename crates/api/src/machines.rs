@@ -174,9 +174,9 @@ pub struct Limits {
     /// The part of the host's disk, in percent, beyond which its requests wait until nobody else has any: 1 to 100.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_cap_percent: Option<u32>,
-    /// How long its guest's requests wait for what no source gives, in seconds, 1 to [`IO_TIMEOUT_S_MAX`], before they fail: at a disk with
-    /// an I/O error, at its memory with the machine. What a source denies, or says that it does not have, fails when that is believed,
-    /// after 90 s at most. By default as the node was started: for ever, unless it was told otherwise.
+    /// How long its guest's requests wait for what no source gives, in seconds, 1 to [`IO_TIMEOUT_S_MAX`], before they fail: at a disk the
+    /// guest gets an I/O error, at its memory the machine ends. What a source denies, or says that it does not have, fails when that is
+    /// believed, after 90 s at most. By default as the node was started: for ever, unless it was told otherwise.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub io_timeout_s: Option<u32>,
     /// How many clones that its guest and its clones' guests have made may exist at a time, at most [`CLONES_MAX`]; by default none.

@@ -10,8 +10,8 @@ pub struct MoveRequest {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub to: Option<String>,
     /// Lets the machine go on on this node, although the node that it was given to does not say that it runs there, or the one that it
-    /// comes from does not give it away. If that node has it run all the same, it runs on both until they hear of each other; what the
-    /// one did that is then too late is kept as an image.
+    /// comes from does not give it away. If that node has it run all the same, it runs on both until they hear of each other; then the one
+    /// that is too late is stopped, and what it did is kept as an image.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub here: bool,
     /// Copies nothing ahead while the machine runs: it is less work for both nodes, and the machine stands still for longer.
@@ -85,8 +85,8 @@ pub struct SyncRequest {
     /// Ends what `every_s` has begun.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub stop: bool,
-    /// Whether what that node keeps of the machine while it does not run there is sealed from now on, with a key of this node's that is
-    /// told to that node when the machine goes there. By default as it was before; at first it is readable there.
+    /// Whether that node is from now on unable to read what it keeps of the machine while it does not run there: it is sealed with a key of
+    /// this node's, which that node is told when the machine goes there. By default as it was before; at first it is readable there.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub sealed: Option<bool>,
 }

@@ -342,8 +342,8 @@ pub struct SwarmInfo {
     pub needed: u32,
     /// Among how many missing pieces of the prediction the next prefetch is picked (the paper's k).
     pub window: u32,
-    /// How many bytes of pieces come in a second while as many as may be are under way ahead of need; absent before that was measured. By
-    /// such measurements and by [`SwarmInfo::piece_us`] is bounded what is fetched ahead.
+    /// How many bytes of pieces come in a second while as many as may be are under way ahead of need; absent before that was measured.
+    /// This and [`SwarmInfo::piece_us`] bound what is fetched ahead.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub bytes_per_s: Option<u64>,
     /// How long the quickest piece of late took, in microseconds; absent before that was measured.
@@ -392,7 +392,7 @@ pub struct SwarmPeer {
     pub key: String,
     /// Where it can be reached over UDP.
     pub addresses: Vec<String>,
-    /// Whether there is a connection.
+    /// Whether this node has a connection to it.
     pub linked: bool,
     /// Pieces that it has, as it says; 0 also of one that has said nothing.
     #[serde(default)]

@@ -1,5 +1,5 @@
-//! A user at a machine's screen or console, as those see him who pass on what he does: they ask how that fares, pass it on, or have it
-//! kept.
+//! The user at a machine's screen or console, for the code that passes on what the user does: it asks whether that can go to QEMU now,
+//! and passes it on or has it kept.
 
 use crate::{
     error::NodeError,
