@@ -22,7 +22,7 @@ use std::{collections::BTreeMap, marker::PhantomData, sync::Arc};
 /// How many holders an error names, the largest first.
 const HOLDERS_TOLD: usize = 5;
 
-/// What the host can promise. `None` means unlimited: virtual CPUs and links are shared over time, so they are only counted
+/// What the host can promise. `None` means unlimited: virtual CPUs and the network are shared over time, so they are only counted
 /// unless an operator limits them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Capacity {
@@ -30,8 +30,8 @@ pub struct Capacity {
     pub vcpus: Option<u32>,
     /// Memory in bytes.
     pub memory_bytes: Option<u64>,
-    /// Bytes a second of the host's links.
-    pub link_bytes_per_s: Option<u64>,
+    /// Bytes a second of the host's network.
+    pub network_bytes_per_s: Option<u64>,
     /// What each QEMU takes beside its guest's memory where the kernel lends none, in bytes.
     pub commit_each_bytes: u64,
 }
@@ -43,8 +43,8 @@ pub struct Amount {
     pub vcpus: u32,
     /// Memory in bytes.
     pub memory_bytes: u64,
-    /// Bytes a second of the host's links.
-    pub link_bytes_per_s: u64,
+    /// Bytes a second of the host's network.
+    pub network_bytes_per_s: u64,
     /// Descriptors of the node's process.
     pub descriptors: u64,
 }
@@ -54,7 +54,9 @@ impl Amount {
         Amount {
             vcpus: self.vcpus.saturating_add(other.vcpus),
             memory_bytes: self.memory_bytes.saturating_add(other.memory_bytes),
-            link_bytes_per_s: self.link_bytes_per_s.saturating_add(other.link_bytes_per_s),
+            network_bytes_per_s: self
+                .network_bytes_per_s
+                .saturating_add(other.network_bytes_per_s),
             descriptors: self.descriptors.saturating_add(other.descriptors),
         }
     }
@@ -113,7 +115,7 @@ impl Shortage {
                 let asked = self.asked.saturating_mul(count.into());
                 Some(asked.saturating_sub(self.left))
             }
-            Resource::WholeMemory | Resource::Vcpus | Resource::Links => None,
+            Resource::WholeMemory | Resource::Vcpus | Resource::Network => None,
             Resource::Descriptors | Resource::Commit => None,
         }
     }
@@ -130,8 +132,8 @@ pub enum Resource {
     WholeMemory,
     /// Memory that is free right now.
     FreeMemory,
-    /// Bytes a second of the host's links.
-    Links,
+    /// Bytes a second of the host's network.
+    Network,
     /// Descriptors of the node's process.
     Descriptors,
     /// Memory that the kernel hands out only if it has it.
@@ -387,7 +389,8 @@ impl Books {
         };
         let to_come = |of: &dyn Fn(&Entry) -> u64| self.to_come(sight, of);
         let (vcpus, promised_vcpus) = (amount.vcpus.into(), promised.vcpus.into());
-        let (links, promised_links) = (amount.link_bytes_per_s, promised.link_bytes_per_s);
+        let (network, promised_network) =
+            (amount.network_bytes_per_s, promised.network_bytes_per_s);
         let (files, commit) = (amount.descriptors, whole(ask.peak_bytes));
         let files_to_come = to_come(&|entry| entry.amount.descriptors);
         let commit_to_come = to_come(&|entry| whole(entry.peak_bytes));
@@ -395,10 +398,10 @@ impl Books {
         let rest = [
             (Resource::Vcpus, vcpus, promised_vcpus, all_vcpus),
             (
-                Resource::Links,
-                links,
-                promised_links,
-                capacity.link_bytes_per_s,
+                Resource::Network,
+                network,
+                promised_network,
+                capacity.network_bytes_per_s,
             ),
             (
                 Resource::Descriptors,
@@ -426,7 +429,7 @@ impl Books {
         for entry in self.claims.values() {
             let has = match of {
                 Resource::Vcpus => entry.amount.vcpus.into(),
-                Resource::Links => entry.amount.link_bytes_per_s,
+                Resource::Network => entry.amount.network_bytes_per_s,
                 Resource::Memory | Resource::WholeMemory | Resource::FreeMemory => {
                     entry.amount.memory_bytes
                 }
@@ -475,7 +478,7 @@ mod tests {
         Ledger::new(Capacity {
             vcpus: None,
             memory_bytes: Some(memory_bytes),
-            link_bytes_per_s: None,
+            network_bytes_per_s: None,
             commit_each_bytes: 5,
         })
     }
@@ -601,11 +604,11 @@ mod tests {
             prop::bool::weighted(0.1),
         )
             .prop_map(
-                |(vcpus, memory_bytes, link_bytes_per_s, more, overcommit)| Ask {
+                |(vcpus, memory_bytes, network_bytes_per_s, more, overcommit)| Ask {
                     amount: Amount {
                         vcpus,
                         memory_bytes,
-                        link_bytes_per_s,
+                        network_bytes_per_s,
                         descriptors: 0,
                     },
                     peak_bytes: memory_bytes + more,
@@ -635,7 +638,7 @@ mod tests {
         fn promises_are_what_is_held_and_never_more_than_the_host_has_unless_somebody_insists(
             steps in prop::collection::vec(step(), 0..80)
         ) {
-            let capacity = Capacity { vcpus: Some(12), memory_bytes: Some(150), link_bytes_per_s: Some(70), commit_each_bytes: 0 };
+            let capacity = Capacity { vcpus: Some(12), memory_bytes: Some(150), network_bytes_per_s: Some(70), commit_each_bytes: 0 };
             let ledger = Ledger::new(capacity);
             let mut reserved: Vec<(Claim<Reserved>, (Amount, bool))> = Vec::new();
             let mut committed: Vec<(Claim<Committed>, (Amount, bool))> = Vec::new();
@@ -683,7 +686,7 @@ mod tests {
                 let promised = ledger.promised();
                 prop_assert_eq!(promised, sum(held.iter()));
                 if !held.iter().any(|(_, insisted)| *insisted) {
-                    prop_assert!(promised.vcpus <= 12 && promised.memory_bytes <= 150 && promised.link_bytes_per_s <= 70);
+                    prop_assert!(promised.vcpus <= 12 && promised.memory_bytes <= 150 && promised.network_bytes_per_s <= 70);
                 }
             }
             drop((reserved, committed));

@@ -1,4 +1,4 @@
-//! What machines use of this host: memory, virtual CPUs, links. Everything that starts a QEMU reserves first.
+//! What machines use of this host: memory, virtual CPUs, the network. Everything that starts a QEMU reserves first.
 //!
 //! ```text
 //! run, start, fork, standby -> reserve -> QEMU runs: commit -> it has ended: release
@@ -140,8 +140,13 @@ enum Memory {
 }
 
 /// Returns what a machine that is as its record says needs. `added_bytes` of its memory were added while it ran, and are its own.
-fn ask_of_record(record: &Record, memory: Memory, added_bytes: u64, link_bytes_per_s: u64) -> Ask {
-    let mut ask = ask_of(&record.config, memory, link_bytes_per_s, true);
+fn ask_of_record(
+    record: &Record,
+    memory: Memory,
+    added_bytes: u64,
+    network_bytes_per_s: u64,
+) -> Ask {
+    let mut ask = ask_of(&record.config, memory, network_bytes_per_s, true);
     let given = record.given.of(&record.config);
     let own = match memory {
         Memory::Own => given.memory_bytes,
@@ -156,7 +161,12 @@ fn ask_of_record(record: &Record, memory: Memory, added_bytes: u64, link_bytes_p
 }
 
 /// Returns what a machine needs that has all of its hardware.
-fn ask_of(config: &MachineConfig, memory: Memory, link_bytes_per_s: u64, overcommit: bool) -> Ask {
+fn ask_of(
+    config: &MachineConfig,
+    memory: Memory,
+    network_bytes_per_s: u64,
+    overcommit: bool,
+) -> Ask {
     let ram = config.memory_bytes_now().unwrap_or(MEMORY_BYTES_DEFAULT);
     let own = match memory {
         Memory::Own => ram,
@@ -166,7 +176,7 @@ fn ask_of(config: &MachineConfig, memory: Memory, link_bytes_per_s: u64, overcom
         amount: Amount {
             vcpus: config.cpus_now().unwrap_or(1),
             memory_bytes: own.saturating_add(STANDBY_BYTES),
-            link_bytes_per_s,
+            network_bytes_per_s,
             descriptors: host::descriptors_of(config.disks.len()),
         },
         peak_bytes: ram.saturating_add(STANDBY_BYTES),
@@ -175,8 +185,8 @@ fn ask_of(config: &MachineConfig, memory: Memory, link_bytes_per_s: u64, overcom
 }
 
 /// Returns the same for a machine whose state is loaded: what its guest had given back when that was saved is in its balloon then.
-fn ask_of_state(config: &MachineConfig, link_bytes_per_s: u64, overcommit: bool) -> Ask {
-    let ask = ask_of(config, Memory::Shared, link_bytes_per_s, overcommit);
+fn ask_of_state(config: &MachineConfig, network_bytes_per_s: u64, overcommit: bool) -> Ask {
+    let ask = ask_of(config, Memory::Shared, network_bytes_per_s, overcommit);
     let given = Given::in_labels(config).of(config).memory_bytes;
     if given == 0 {
         return ask; // its size is not said
@@ -212,7 +222,7 @@ impl Resources {
         let ledger = Ledger::new(Capacity {
             vcpus: None,
             memory_bytes: host.into_iter().chain(memory_max_bytes).min(),
-            link_bytes_per_s: None,
+            network_bytes_per_s: None,
             commit_each_bytes: COMMIT_OWN_BYTES + (u64::from(cache_mib) << 20),
         });
         let (pool, _) = ledger.reserve_what_is_free(POOL, 0, Sight::default);
@@ -309,14 +319,14 @@ impl Resources {
     pub fn reserve(
         &self,
         record: &Record,
-        link_bytes_per_s: u64,
+        network_bytes_per_s: u64,
         overcommit: bool,
         give_way: impl FnMut() -> bool,
     ) -> Result<(), NodeError> {
         let config = &record.config;
         let ask = match memory_of(record) {
-            Memory::Own => ask_of(config, Memory::Own, link_bytes_per_s, overcommit),
-            Memory::Shared => ask_of_state(config, link_bytes_per_s, overcommit),
+            Memory::Own => ask_of(config, Memory::Own, network_bytes_per_s, overcommit),
+            Memory::Shared => ask_of_state(config, network_bytes_per_s, overcommit),
         };
         let claim = self.reserve_yielding(&record.name, &ask, give_way)?;
         self.enter(&record.name, Holding::Reserved(claim));
@@ -324,8 +334,8 @@ impl Resources {
     }
 
     /// Counts a machine that an earlier node left running, even if there is too little.
-    pub fn found(&self, record: &Record, link_bytes_per_s: u64) {
-        let ask = ask_of_record(record, memory_of(record), 0, link_bytes_per_s);
+    pub fn found(&self, record: &Record, network_bytes_per_s: u64) {
+        let ask = ask_of_record(record, memory_of(record), 0, network_bytes_per_s);
         if let Ok(claim) = self.ledger.reserve(&record.name, &ask, Sight::default) {
             self.enter(&record.name, Holding::Reserved(claim));
         }
@@ -382,9 +392,9 @@ impl Resources {
     }
 
     /// Counts a running machine anew, which has another size. `added_bytes` of its memory were added while it ran.
-    pub fn resized(&self, record: &Record, added_bytes: u64, link_bytes_per_s: u64) {
+    pub fn resized(&self, record: &Record, added_bytes: u64, network_bytes_per_s: u64) {
         self.bound_again(record);
-        let ask = ask_of_record(record, memory_of(record), added_bytes, link_bytes_per_s);
+        let ask = ask_of_record(record, memory_of(record), added_bytes, network_bytes_per_s);
         if let Some(Holding::Committed(claim, _)) = self.machines.lock().get(&record.name) {
             claim.becomes(&ask);
         }
@@ -532,12 +542,12 @@ impl Resources {
         let promised = self.ledger.promised();
         let all = self.ledger.capacity().memory_bytes;
         let of = all.map_or_else(String::new, |all| format!(" of {}", size_text(all)));
-        let link = match promised.link_bytes_per_s {
+        let network = match promised.network_bytes_per_s {
             0 => String::new(),
-            rate => format!(", up to {} a second of the host's links", size_text(rate)),
+            rate => format!(", up to {} a second of the host's network", size_text(rate)),
         };
         format!(
-            "machines and the pool were promised {}{of} memory and {} CPUs on {} cores{link}",
+            "machines and the pool were promised {}{of} memory and {} CPUs on {} cores{network}",
             size_text(promised.memory_bytes),
             promised.vcpus,
             host::cores()

@@ -62,8 +62,8 @@ fn text(short: &Shortage) -> String {
             "it has {} CPUs, and {} of {} are left",
             short.asked, short.left, short.all
         ),
-        Resource::Links => {
-            format!("it takes {asked} a second of the host's links, and {left} of {all} are left")
+        Resource::Network => {
+            format!("it takes {asked} a second of the host's network, and {left} of {all} are left")
         }
         Resource::Descriptors => {
             let most = host::descriptors_max().unwrap_or(u64::MAX);

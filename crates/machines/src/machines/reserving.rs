@@ -31,16 +31,17 @@ impl Machines {
     }
 
     fn reserve_for(&self, record: &Record, overcommit: bool) -> Result<(), NodeError> {
-        let link = self.link_bytes_per_s(record);
+        let network = self.network_bytes_per_s(record);
         let give_way = || self.end_a_standby(&record.image);
-        self.resources.reserve(record, link, overcommit, give_way)
+        self.resources
+            .reserve(record, network, overcommit, give_way)
     }
 
     /// Counts a machine that an earlier node left running.
     pub fn resources_found(&self, entry: &Entry) {
         let record = entry.record();
-        let link = self.link_bytes_per_s(&record);
-        self.resources.found(&record, link);
+        let network = self.network_bytes_per_s(&record);
+        self.resources.found(&record, network);
     }
 
     /// Reserves what a running machine is to be given beside what it has.
@@ -57,7 +58,7 @@ impl Machines {
             .reserve_more(&record, has, largest, overcommit, give_way)
     }
 
-    pub(super) fn link_bytes_per_s(&self, record: &Record) -> u64 {
+    pub(super) fn network_bytes_per_s(&self, record: &Record) -> u64 {
         let place = record.network.as_ref();
         place.map_or(0, |place| self.networks.way_out_bytes_per_s(place))
     }

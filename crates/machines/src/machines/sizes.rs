@@ -41,8 +41,9 @@ impl Machines {
             };
         });
         let record = entry.record();
-        let link = self.link_bytes_per_s(&record);
-        self.resources.resized(&record, vm.own_added_bytes(), link);
+        let network = self.network_bytes_per_s(&record);
+        self.resources
+            .resized(&record, vm.own_added_bytes(), network);
         settled?;
         // a guest may let a disk go long after it was asked to
         self.drop_lost_disks(entry)
