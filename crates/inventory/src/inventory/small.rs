@@ -28,7 +28,8 @@ pub struct Small {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub cpus: Option<u32>,
     /// Whether its network cables were pulled.
-    pub link: bool,
+    #[serde(rename = "link")]
+    pub cables: bool,
     /// Whether its hooks have stopped what they name.
     pub hooks: bool,
 }
@@ -101,7 +102,7 @@ mod tests {
         let small = Small {
             memory: Some(1 << 30),
             cpus: Some(4),
-            link: true,
+            cables: true,
             hooks: true,
         };
         small.label(&mut config);

@@ -1,9 +1,9 @@
 //! Decides how a machine is made small, and how it is brought back to its size: which step comes next. No I/O, no clock.
 //!
 //! ```text
-//! account -> hooks stop -> settle -> account -> balloon in steps -> one CPU -> link down -> settle -> account -> small
+//! account -> hooks stop -> settle -> account -> balloon in steps -> one CPU -> cables out -> settle -> account -> small
 //!                                                   any failure: '-> back, as below
-//! small -> balloon out -> link up -> all CPUs -> (the balloon is out) -> hooks start -> as it was
+//! small -> balloon out -> cables in -> all CPUs -> (the balloon is out) -> hooks start -> as it was
 //! ```
 //! [`Shrink`] hands out one [`Step`] at a time and hears what came of it. What a step may take from the machine is in
 //! [`Shrink::small`] *before* the step is handed out, so that whoever writes that down first can always bring the machine back.
@@ -64,7 +64,7 @@ pub enum Step {
     /// Have the guest use so many CPUs: [`Heard::Done`].
     Cpus(u32),
     /// Plug the network cables in or out: [`Heard::Done`].
-    Link {
+    Cables {
         /// Whether in.
         up: bool,
     },
@@ -108,7 +108,7 @@ enum In {
     },
     Loosened,
     Cpu,
-    Link,
+    Cables,
     SettleAgain,
     Last,
     Small,
@@ -122,7 +122,7 @@ pub struct Shrink {
     full: u64,
     cpus: u32,
     /// Whether it has a cable to pull.
-    link: bool,
+    cables: bool,
     at: In,
     small: Small,
     /// How far the balloon is to go, and how much the guest keeps beyond what it uses.
@@ -164,13 +164,13 @@ impl Watch {
 
 impl Shrink {
     /// Begins with a machine of so much memory, in bytes, of which its guest has `given_bytes` outside of the balloon, whose guest
-    /// uses so many CPUs; `link` is whether it has a cable in. `owed` is what was taken from it before and not given back yet.
-    pub fn new(all_bytes: u64, given_bytes: u64, cpus: u32, link: bool, owed: Small) -> Shrink {
+    /// uses so many CPUs; `cables` is whether its network cables are in. `owed` is what was taken from it before and not given back yet.
+    pub fn new(all_bytes: u64, given_bytes: u64, cpus: u32, cables: bool, owed: Small) -> Shrink {
         Shrink {
             all: all_bytes,
             full: given_bytes.min(all_bytes),
             cpus,
-            link,
+            cables,
             at: In::Account,
             small: owed,
             target: given_bytes,
@@ -218,20 +218,20 @@ impl Shrink {
                 }
                 In::Watch { .. } | In::Loosening { .. } => Step::Look,
                 In::Cpu if self.cpus <= 1 => {
-                    self.at = In::Link;
+                    self.at = In::Cables;
                     continue;
                 }
                 In::Cpu => {
                     self.small.cpus.get_or_insert(self.cpus);
                     Step::Cpus(1)
                 }
-                In::Link if !self.link => {
+                In::Cables if !self.cables => {
                     self.at = In::SettleAgain;
                     continue;
                 }
-                In::Link => {
-                    self.small.link = true;
-                    Step::Link { up: false }
+                In::Cables => {
+                    self.small.cables = true;
+                    Step::Cables { up: false }
                 }
                 In::Small => return None,
             };
@@ -284,8 +284,8 @@ impl Shrink {
                         false => Ok(In::Cpu),
                     })
             }
-            (In::Cpu, Heard::Done) => Ok(In::Link),
-            (In::Link, Heard::Done) => Ok(In::SettleAgain),
+            (In::Cpu, Heard::Done) => Ok(In::Cables),
+            (In::Cables, Heard::Done) => Ok(In::SettleAgain),
             (In::SettleAgain, Heard::Done) => Ok(In::Last),
             (In::Last, Heard::Memory(said)) => self.believed(said).map(|_| In::Small),
             (_, other) => Err(format!("it answered {other:?} to something else")),
@@ -378,7 +378,7 @@ impl Shrink {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Out {
     Balloon,
-    Link,
+    Cables,
     Cpus,
     Watch,
     Start,
@@ -420,7 +420,7 @@ impl Expand {
             let small = &self.small;
             let step = match self.at {
                 Out::Balloon => small.memory.map(|bytes| Step::Balloon { bytes }),
-                Out::Link => small.link.then_some(Step::Link { up: true }),
+                Out::Cables => small.cables.then_some(Step::Cables { up: true }),
                 Out::Cpus => small.cpus.map(Step::Cpus),
                 Out::Watch => small.memory.map(|_| Step::Look),
                 Out::Start => small.hooks.then_some(Step::Hooks { stop: false }),
@@ -436,8 +436,8 @@ impl Expand {
     fn go_on(&mut self) {
         self.tries = 0;
         self.at = match self.at {
-            Out::Balloon => Out::Link,
-            Out::Link => Out::Cpus,
+            Out::Balloon => Out::Cables,
+            Out::Cables => Out::Cpus,
             Out::Cpus => Out::Watch,
             Out::Watch => Out::Start,
             Out::Start | Out::Over => Out::Over,
@@ -448,7 +448,7 @@ impl Expand {
     pub fn heard(&mut self, now_ms: u64, heard: Heard) {
         match (self.at, heard) {
             (Out::Balloon, Heard::Done) => {}
-            (Out::Link, Heard::Done) => self.small.link = false,
+            (Out::Cables, Heard::Done) => self.small.cables = false,
             (Out::Cpus, Heard::Done) => self.small.cpus = None,
             (Out::Watch, Heard::Balloon(actual)) => {
                 let full = self.small.memory.unwrap_or_default();

@@ -106,10 +106,10 @@ impl Shrinks {
         let record = operation.record();
         let (config, room) = (vm.config(), vm.room());
         let cpus = record.given.of(&config).cpus;
-        let link = vm.has_network() && !is_pending(&record);
+        let cables = vm.has_network() && !is_pending(&record);
         let given = vm.memory_given()?;
         let owed = record.small.clone();
-        let mut shrink = Shrink::new(room.memory_bytes, given, cpus, link, owed.clone());
+        let mut shrink = Shrink::new(room.memory_bytes, given, cpus, cables, owed.clone());
         let began = Instant::now();
         let cancel = report.cancel();
         let mut no_agent = None;
@@ -276,8 +276,8 @@ impl Shrinks {
             }
             Step::Balloon { bytes } => return heard(vm.ask_for_memory(bytes)),
             // who it is, is not in place yet: then it gets its network
-            Step::Link { up: true } if is_pending(&entry.record()) => return Heard::Done,
-            Step::Link { up } => return heard(vm.set_network(up)),
+            Step::Cables { up: true } if is_pending(&entry.record()) => return Heard::Done,
+            Step::Cables { up } => return heard(vm.set_network(up)),
             Step::Look => {
                 cancel.sleep(BALLOON_LOOK);
                 return match vm.memory_given() {

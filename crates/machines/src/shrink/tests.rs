@@ -16,7 +16,7 @@ struct Guest {
     balloon: u64,
     kills: u64,
     cpus: u32,
-    link: bool,
+    cables: bool,
     stopped: bool,
 }
 
@@ -28,7 +28,7 @@ impl Guest {
             balloon: full,
             kills: 0,
             cpus: 4,
-            link: true,
+            cables: true,
             stopped: false,
         }
     }
@@ -58,15 +58,15 @@ impl Guest {
                 self.cpus = count;
                 Heard::Done
             }
-            Step::Link { up } => {
-                self.link = up;
+            Step::Cables { up } => {
+                self.cables = up;
                 Heard::Done
             }
         }
     }
 
     fn is_whole(&self) -> bool {
-        self.balloon == self.full && self.cpus == 4 && self.link && !self.stopped
+        self.balloon == self.full && self.cpus == 4 && self.cables && !self.stopped
     }
 }
 
@@ -100,12 +100,12 @@ fn a_guest_keeps_what_it_uses_and_a_margin_and_comes_back_whole() {
     drive(&mut shrink, |_, step| guest.answer(step));
     assert_eq!((shrink.why(), shrink.notes().count()), (None, 0));
     assert!(guest.balloon > guest.used && guest.balloon < guest.used + 20 * MIB);
-    assert!((guest.cpus, guest.link, guest.stopped) == (1, false, true));
+    assert!((guest.cpus, guest.cables, guest.stopped) == (1, false, true));
     let small = shrink.small().clone();
     let all = Small {
         hooks: true,
         memory: Some(GIB),
-        link: true,
+        cables: true,
         cpus: Some(4),
     };
     assert_eq!(small, all);
@@ -234,7 +234,7 @@ fn what_cannot_be_given_back_stays_written_down_and_the_rest_is_given_back() {
         ..Small::default()
     };
     assert_eq!(shrink.small(), &left);
-    assert!(guest.link && !guest.stopped && guest.balloon == GIB);
+    assert!(guest.cables && !guest.stopped && guest.balloon == GIB);
     assert!(shrink.notes().any(|note| note.contains("says nothing")));
 }
 
@@ -260,12 +260,12 @@ proptest! {
         odd in prop::collection::vec(prop::option::weighted(0.15, heard()), STEPS_MAX),
         used in 0..GIB,
         cpus in 1..5_u32,
-        link in any::<bool>(),
+        cables in any::<bool>(),
     ) {
         let mut guest = Guest::new(GIB, used);
         guest.cpus = cpus;
-        guest.link = link;
-        let mut shrink = Shrink::new(GIB, GIB, cpus, link, Small::default());
+        guest.cables = cables;
+        let mut shrink = Shrink::new(GIB, GIB, cpus, cables, Small::default());
         let mut taken = Small::default();
         for (at, odd) in odd.into_iter().enumerate() {
             let before_back = shrink.why().is_none();
@@ -278,7 +278,7 @@ proptest! {
                     prop_assert!(small.memory == Some(GIB) && (48 * MIB..=GIB).contains(&bytes));
                 }
                 Step::Cpus(count) => prop_assert!(small.cpus == Some(cpus) && count <= cpus),
-                Step::Link { .. } => prop_assert!(small.link && link),
+                Step::Cables { .. } => prop_assert!(small.cables && cables),
                 Step::Account | Step::Settle | Step::Look | Step::Hooks { .. } => {}
             }
             if before_back {
@@ -291,7 +291,7 @@ proptest! {
         if shrink.why().is_some() {
             // what was taken was given back, or is still written down
             let left = shrink.small();
-            prop_assert!(left.link || guest.link == link);
+            prop_assert!(left.cables || guest.cables == cables);
             prop_assert!(left.cpus.is_some() || guest.cpus == cpus);
             prop_assert!(left.hooks || !guest.stopped);
             prop_assert!(guest.balloon == GIB || left.memory.is_some());
