@@ -1,13 +1,13 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { complain } from "../parts/notices";
 import type { Console } from "../terminal";
-import type { Link, Pane } from "./Machine";
+import type { Connection, Pane } from "./Machine";
 
 const RECONNECT_MS = 1000;
 
 /** The machine's serial console: what the guest has written, and a keyboard for it. */
 export function ConsolePane(props: Pane) {
-  const { name, awake, at, onLink, handle } = props;
+  const { name, awake, at, onConnection, handle } = props;
   const [attempt, setAttempt] = useState(0);
   const [taken, setTaken] = useState(false);
   const place = useRef<HTMLDivElement>(null);
@@ -20,19 +20,19 @@ export function ConsolePane(props: Pane) {
     let ended = false;
     let timer = 0;
     let opened: Console | null = null;
-    const link = (next: Link): void => {
-      if (!ended) onLink(next);
+    const tell = (next: Connection): void => {
+      if (!ended) onConnection(next);
     };
-    link("connecting");
+    tell("connecting");
     import("../terminal").then(({ openConsole }) => {
       if (ended) return;
       opened = openConsole(name, element, {
         onConnect: () => {
-          link("connected");
+          tell("connected");
           if (!document.querySelector("dialog[open]")) opened?.focus();
         },
         onDisconnect: () => {
-          link("lost");
+          tell("lost");
           timer = window.setTimeout(() => setAttempt((before) => before + 1), RECONNECT_MS);
         },
         onLeave: () => events.current.onLeave(),

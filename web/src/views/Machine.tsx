@@ -13,7 +13,7 @@ import { Fork } from "./Fork";
 import { Buffered, Figures } from "./Playback";
 import { ScreenPane } from "./Screen";
 
-export type Link = "connecting" | "connected" | "lost";
+export type Connection = "connecting" | "connected" | "lost";
 
 /** What can be done with an open screen or console from outside of it. */
 interface Opened {
@@ -31,7 +31,7 @@ export interface Pane {
   at: string;
   /** Whether a bare Esc goes to the guest; with Shift it does the other thing. */
   escapeToGuest: boolean;
-  onLink: (link: Link) => void;
+  onConnection: (connection: Connection) => void;
   onLeave: () => void;
   /** The user has typed something here. */
   onType: () => void;
@@ -59,14 +59,14 @@ function useEscape(face: Face): [boolean, () => void] {
 }
 
 /** What the machine is doing, in a few words: shown, and told to who can't see it. */
-function wordsFor(machine: Machine | null, stream: Stream | null, link: Link, face: Face): { short: string; long: string } {
+function wordsFor(machine: Machine | null, stream: Stream | null, connection: Connection, face: Face): { short: string; long: string } {
   if (stream?.buffering) {
     const left = estimate(stream.buffering.eta_s);
     return { short: "Buffering", long: `Buffering, ${left} left` };
   }
   if (isLent(machine)) {
     const node = machine?.moves?.node ?? "another node";
-    return link === "connected"
+    return connection === "connected"
       ? { short: "Live", long: `The ${face} is live, on ${node}.` }
       : { short: "Connecting", long: `Connecting to the ${face}, on ${node}` };
   }
@@ -82,7 +82,7 @@ function wordsFor(machine: Machine | null, stream: Stream | null, link: Link, fa
     case "paused":
       return { short: "Paused", long: machine.detail || "The machine is paused." };
     default:
-      return link === "connected"
+      return connection === "connected"
         ? { short: "Live", long: `The ${face} is live.` }
         : { short: "Connecting", long: `Connecting to the ${face}` };
   }
@@ -98,7 +98,7 @@ export function MachineView(props: {
   const { machine, stream, shares, gone } = useLook(name);
   const [chosen, setChosen] = useState<Face | null>(null);
   const [typed, setTyped] = useState<Face | null>(null);
-  const [link, setLink] = useState<Link>("connecting");
+  const [connection, setConnection] = useState<Connection>("connecting");
   const [open, setOpen] = useState<"capture" | "fork" | null>(null);
   const theatre = useRef<HTMLElement>(null);
   const pane = useRef<Opened | null>(null);
@@ -109,7 +109,7 @@ export function MachineView(props: {
   const shown = useFace(name, awake && !chosen && !typed);
   const face = chosen ?? typed ?? shown ?? "screen";
   const [escapeToGuest, toggleEscape] = useEscape(face);
-  const words = wordsFor(machine, stream, link, face);
+  const words = wordsFor(machine, stream, connection, face);
   const paused = machine !== null && acts.isPaused(machine);
   const parked = machine?.status === "parked";
 
@@ -155,14 +155,14 @@ export function MachineView(props: {
     awake: awake || lent,
     at: lent ? (machine?.moves?.node ?? "") : "",
     escapeToGuest,
-    onLink: setLink,
+    onConnection: setConnection,
     onLeave: () => back.current?.focus(),
     onType: () => setTyped(face),
     handle: pane,
   };
   const waiting = stream?.buffering ?? null;
   // a paused machine's console may be read and scrolled
-  const veiled = waiting !== null || !(awake || lent) || link !== "connected";
+  const veiled = waiting !== null || !(awake || lent) || connection !== "connected";
   return (
     <main class="theatre" ref={theatre} aria-labelledby="screen-title">
       <div class="stage">
@@ -215,7 +215,7 @@ export function MachineView(props: {
             <Icon name="keys" /> <span class="wide">Esc to guest</span>
           </button>
           {face === "screen" ? (
-            <button class="tool" onClick={() => pane.current?.sendCtrlAltDel?.()} disabled={link !== "connected"}>
+            <button class="tool" onClick={() => pane.current?.sendCtrlAltDel?.()} disabled={connection !== "connected"}>
               <span class="narrow">C-A-D</span><span class="wide">Ctrl+Alt+Del</span>
             </button>
           ) : (
@@ -223,7 +223,7 @@ export function MachineView(props: {
               class="tool"
               aria-label="Tell size"
               onClick={() => pane.current?.tellSize?.()}
-              disabled={link !== "connected"}
+              disabled={connection !== "connected"}
               title="A serial line does not tell a guest how large the terminal is: this types the command stty with the size into its shell"
             >
               <Icon name="fit" /> <span class="wide">Tell size</span>

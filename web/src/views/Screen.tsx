@@ -2,13 +2,13 @@ import { useEffect, useRef, useState } from "preact/hooks";
 import { complain } from "../parts/notices";
 import { Thumb } from "../parts/Thumb";
 import { openScreen, type Screen } from "../vnc";
-import type { Link, Pane } from "./Machine";
+import type { Connection, Pane } from "./Machine";
 
 const RECONNECT_MS = 1000;
 
 /** The machine's screen, keyboard and pointer. */
 export function ScreenPane(props: Pane & { thumbnail: string | null; seed: string }) {
-  const { name, awake, at, onLink, handle } = props;
+  const { name, awake, at, onConnection, handle } = props;
   const [seen, setSeen] = useState(false);
   const [attempt, setAttempt] = useState(0);
   const place = useRef<HTMLDivElement>(null);
@@ -20,18 +20,18 @@ export function ScreenPane(props: Pane & { thumbnail: string | null; seed: strin
     let ended = false;
     let timer = 0;
     let screen: Screen | null = null;
-    const link = (next: Link): void => {
-      if (!ended) onLink(next);
+    const tell = (next: Connection): void => {
+      if (!ended) onConnection(next);
     };
-    link("connecting");
+    tell("connecting");
     const opened = openScreen(name, place.current, {
       onConnect: () => {
-        link("connected");
+        tell("connected");
         setSeen(true);
         if (!document.querySelector("dialog[open]")) screen?.focus();
       },
       onDisconnect: () => {
-        link("lost");
+        tell("lost");
         timer = window.setTimeout(() => setAttempt((before) => before + 1), RECONNECT_MS);
       },
       onLeave: () => events.current.onLeave(),
