@@ -9,7 +9,7 @@ use std::collections::{BTreeMap, HashSet};
 
 /// Members that a host keeps connections to by itself. As many choose this host, so that some fifty are told what it has.
 pub const NEAR: usize = 24;
-/// Most connections of a swarm, some 64 MB of memory. Members beyond are turned away and try again.
+/// Most connections of a swarm, some 8 MB of memory. Members beyond are turned away and try again.
 pub const CONNECTIONS_MAX: usize = 128;
 /// Neighbours that are told what comes here, each of which has a map of that.
 pub const TOLD_MAX: usize = 64;
