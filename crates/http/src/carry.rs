@@ -10,8 +10,9 @@ use tokio::time::sleep;
 
 /// How long nothing may come from one side after the other has said all.
 const QUIET_MAX: Duration = Duration::from_secs(600);
-/// The same after the other was found to be gone, or to take nothing any more.
-const LAST_WORDS: Duration = Duration::from_secs(10);
+/// The same after the other was found to be gone, or to take nothing any more. As long, who has said all and needs nothing more goes on taking
+/// what is sent: a connection that is closed with something unread may lose what was said last.
+pub const LAST_WORDS: Duration = Duration::from_secs(10);
 /// How many bytes are read at a time.
 const READ_BYTES: usize = 16 << 10;
 
@@ -72,6 +73,24 @@ async fn copy(
 mod tests {
     use super::*;
     use tokio::net::UnixStream;
+
+    #[tokio::test]
+    async fn bytes_are_carried_both_ways_until_both_sides_have_said_all() {
+        let (mut user, ours) = tokio::io::duplex(1 << 10);
+        let (mut there, theirs) = UnixStream::pair().unwrap();
+        let carried = tokio::spawn(carry(ours, theirs));
+        there.write_all(b"out, and over").await.unwrap();
+        there.shutdown().await.unwrap();
+        let mut heard = String::new();
+        user.read_to_string(&mut heard).await.unwrap();
+        assert_eq!(heard, "out, and over");
+        user.write_all(b"in").await.unwrap();
+        drop(user);
+        heard.clear();
+        there.read_to_string(&mut heard).await.unwrap();
+        assert_eq!(heard, "in");
+        carried.await.unwrap();
+    }
 
     #[tokio::test]
     async fn who_takes_nothing_any_more_is_still_heard() {

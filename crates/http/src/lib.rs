@@ -34,7 +34,7 @@ mod server;
 mod tls;
 
 pub use address::{escape, escape_path, shown, socket_address, web};
-pub use carry::carry;
+pub use carry::{LAST_WORDS, carry};
 pub use connection::{Answer, Connection, Ended, Limits, OnData, OnSent, Switched};
 pub use fault::Fault;
 pub use kept::Connections;

@@ -32,8 +32,6 @@ const LOOK_EVERY: Duration = Duration::from_secs(1);
 const PORT_LIMIT: Duration = Duration::from_secs(5);
 /// How often such a port is looked at.
 const PORT_EVERY: Duration = Duration::from_millis(50);
-/// How long what is still sent to a process that is over is taken, and thrown away.
-const LINGER: Duration = Duration::from_secs(10);
 
 /// What is sent to who has asked.
 pub enum Shown {
@@ -107,7 +105,7 @@ impl Shown {
             }
             // what is unread when it is closed would take the process's last words with it
             let unread = &mut tokio::io::sink();
-            let _ = timeout(LINGER, tokio::io::copy(&mut there, unread)).await;
+            let _ = timeout(floe_http::LAST_WORDS, tokio::io::copy(&mut there, unread)).await;
             return;
         }
         if let Shown::Port(guest) = self {

@@ -13,15 +13,8 @@ use floe_inputs::Look;
 use floe_machines::agents::Process;
 use hyper::upgrade::OnUpgrade;
 use hyper_util::rt::TokioIo;
-use std::{sync::Arc, time::Duration};
-use tokio::{
-    io::{AsyncRead, AsyncWrite, AsyncWriteExt},
-    net::UnixStream,
-    time::sleep,
-};
-
-/// How long a process elsewhere that takes nothing any more may take to say its last.
-const LAST_WORDS: Duration = Duration::from_secs(10);
+use std::sync::Arc;
+use tokio::net::UnixStream;
 
 /// Where a process runs.
 enum Runs {
@@ -72,81 +65,18 @@ pub async fn exec(
     let process = blocking(start).await?;
     tokio::spawn(async move {
         // without it the user has gone, and dropping the process leaves it to itself
-        if let Ok(user) = upgrade.await {
-            match process {
-                Runs::Here(process) => process.relay(TokioIo::new(user)).await,
-                Runs::There(there) => carry(TokioIo::new(user), there).await,
+        let Ok(user) = upgrade.await else { return };
+        let user = TokioIo::new(user);
+        match process {
+            Runs::Here(process) => process.relay(user).await,
+            Runs::There(there) => {
+                let there = there.set_nonblocking(true).map(|()| there);
+                match there.and_then(UnixStream::from_std) {
+                    Ok(there) => floe_http::carry(user, there).await,
+                    Err(error) => tracing::warn!(%error, "a process's streams are not carried"),
+                }
             }
         }
     });
     Ok((StatusCode::SWITCHING_PROTOCOLS, switching).into_response())
-}
-
-/// Carries a process's streams between its user and the node where it runs, until either ends.
-async fn carry(user: impl AsyncRead + AsyncWrite, there: std::os::unix::net::UnixStream) {
-    let there = there.set_nonblocking(true).map(|()| there);
-    let (mut from_there, mut to_there) = match there.and_then(UnixStream::from_std) {
-        Ok(there) => there.into_split(),
-        Err(error) => {
-            tracing::warn!(%error, "a process's streams are not carried");
-            return;
-        }
-    };
-    let (mut from_user, mut to_user) = tokio::io::split(user);
-    let up = async {
-        // a process that takes nothing any more may still have something to say
-        if tokio::io::copy(&mut from_user, &mut to_there)
-            .await
-            .is_err()
-        {
-            sleep(LAST_WORDS).await;
-        }
-    };
-    tokio::select! {
-        _ = tokio::io::copy(&mut from_there, &mut to_user) => {}
-        () = up => {}
-    }
-    let _ = to_user.shutdown().await; // the user may be gone
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use tokio::io::AsyncReadExt;
-
-    #[tokio::test]
-    async fn streams_are_carried_both_ways_until_the_other_node_has_said_all() {
-        let (mut user, ours) = tokio::io::duplex(1 << 10);
-        let (there, theirs) = UnixStream::pair().unwrap();
-        let theirs = theirs.into_std().unwrap();
-        let carried = tokio::spawn(carry(ours, theirs));
-        let (mut from_us, mut to_us) = there.into_split();
-        user.write_all(b"in").await.unwrap();
-        let mut got = [0; 2];
-        from_us.read_exact(&mut got).await.unwrap();
-        assert_eq!(&got, b"in");
-        to_us.write_all(b"out, and over").await.unwrap();
-        to_us.shutdown().await.unwrap();
-        let mut all = String::new();
-        user.read_to_string(&mut all).await.unwrap();
-        assert_eq!(all, "out, and over");
-        carried.await.unwrap();
-    }
-
-    #[tokio::test]
-    async fn a_process_that_takes_nothing_any_more_is_heard_to_its_end() {
-        let (mut user, ours) = tokio::io::duplex(1 << 10);
-        let (there, theirs) = UnixStream::pair().unwrap();
-        let there = there.into_std().unwrap();
-        there.shutdown(std::net::Shutdown::Read).unwrap();
-        let carried = tokio::spawn(carry(ours, theirs.into_std().unwrap()));
-        user.write_all(b"nobody takes this").await.unwrap();
-        let mut there = UnixStream::from_std(there).unwrap();
-        there.write_all(b"exit 7").await.unwrap();
-        there.shutdown().await.unwrap();
-        let mut all = String::new();
-        user.read_to_string(&mut all).await.unwrap();
-        assert_eq!(all, "exit 7");
-        carried.await.unwrap();
-    }
 }
