@@ -114,39 +114,28 @@ impl Beside {
         };
         let patience = part.hedge.lock().patience(connected, lacks);
         let limit = reading.began.elapsed() + patience;
-        let lacked = connected && part.lacks_pieces(&reading.rest());
-        let read = reading.of_swarm(part, limit.min(most));
-        let waited = asked.elapsed();
-        let note = |came: bool| {
-            if lacked {
-                part.swarm_took(waited, came);
-            }
-        };
-        let Err(mut error) = read else {
-            note(true);
-            return Ok(());
-        };
-        if connected && matches!(error, SourceError::Timeout { .. }) {
-            let limit = reading.began.elapsed() + HEDGED;
-            if part.may_hedge(reading.lacks()) && self.of_hub(part, reading, limit).is_ok() {
-                note(false);
-                return Ok(());
-            }
+        let mut lacked = connected && part.lacks_pieces(&reading.rest());
+        let mut read = reading.of_swarm(part, limit.min(most));
+        let mut waited = asked.elapsed();
+        let late = connected && matches!(read, Err(SourceError::Timeout { .. }));
+        let limit = reading.began.elapsed() + HEDGED;
+        let hedged =
+            late && part.may_hedge(reading.lacks()) && self.of_hub(part, reading, limit).is_ok();
+        if late && !hedged {
             // the first wait is a part of this one, and does not count by itself
-            let lacked = lacked || part.lacks_pieces(&reading.rest());
-            let read = reading.of_swarm(part, most);
-            if lacked {
-                part.swarm_took(asked.elapsed(), read.is_ok());
-            }
-            let Err(still) = read else {
-                return Ok(());
-            };
-            error = still;
-            if reading.within(reading.request.deadline).deadline.is_zero() {
-                return Err(error);
-            }
-        } else {
-            note(false);
+            lacked = lacked || part.lacks_pieces(&reading.rest());
+            read = reading.of_swarm(part, most);
+            waited = asked.elapsed();
+        }
+        if lacked {
+            part.swarm_took(waited, read.is_ok());
+        }
+        let error = match read {
+            Err(error) if !hedged => error,
+            _ => return Ok(()),
+        };
+        if late && reading.within(reading.request.deadline).deadline.is_zero() {
+            return Err(error);
         }
         tracing::debug!(image = reading.image.short(), %error, "read from the hub instead");
         if !connected {
