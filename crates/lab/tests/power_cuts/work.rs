@@ -3,6 +3,7 @@ use super::device::Recorder;
 use super::hosts::Hosts;
 use floe_api::*;
 use floe_lab::guest::Guest;
+use floe_lab::workload::noise;
 use floe_node::transfer::{Cancel, Destination, HubClient, PullOptions, pull};
 use std::path::Path;
 
@@ -60,14 +61,6 @@ impl Promises<'_> {
     }
 }
 
-/// Returns bytes that do not compress, the same ones for the same seed.
-fn noise(seed: u64, bytes: usize) -> Vec<u8> {
-    use rand::{RngCore, SeedableRng};
-    let mut data = vec![0; bytes];
-    rand::rngs::StdRng::seed_from_u64(seed).fill_bytes(&mut data);
-    data
-}
-
 fn import(hosts: &Hosts, request: &ImportRequest) -> String {
     let outcome = hosts
         .client()
@@ -111,7 +104,7 @@ pub fn run(recorder: &Recorder, scratch: &Path) -> Vec<Promise> {
     };
     let text = |path: &Path| path.display().to_string();
     let disk = scratch.join("disk.raw");
-    std::fs::write(&disk, noise(1, 2 << 20)).unwrap();
+    std::fs::write(&disk, noise(2 << 20, 1)).unwrap();
     let small = ImportRequest {
         disks: vec![text(&disk)],
         format: Some(ImportFormat::Raw),
