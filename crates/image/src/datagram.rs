@@ -209,17 +209,7 @@ fn head(op: u8, count: u8, sender: u64, sequence: u64) -> Vec<u8> {
 
 /// Decodes the beginning of a datagram; returns the sender's number and the sequence number.
 fn decode_head(c: &mut Cursor<'_>) -> Result<(u64, u64), FormatError> {
-    if c.take(MAGIC.len())? != MAGIC {
-        return Err(FormatError::invalid(WHAT, "it does not begin with FLC"));
-    }
-    let version = c.u8()?;
-    if version != VERSION {
-        return Err(FormatError::Version {
-            what: WHAT,
-            found: version.into(),
-            known: VERSION.into(),
-        });
-    }
+    c.datagram(MAGIC, VERSION)?;
     let sender = c.u64()?;
     let mut sequence = [0; 8];
     sequence[..6].copy_from_slice(c.take(6)?);

@@ -71,17 +71,7 @@ impl TunnelHeader {
             (TUNNEL_FRAME_MAX + TUNNEL_OVERHEAD) as u64,
         )?;
         let mut c = Cursor::new(WHAT, datagram);
-        if c.take(MAGIC.len())? != MAGIC {
-            return Err(FormatError::invalid(WHAT, "it does not begin with FLF"));
-        }
-        let version = c.u8()?;
-        if version != VERSION {
-            return Err(FormatError::Version {
-                what: WHAT,
-                found: version.into(),
-                known: VERSION.into(),
-            });
-        }
+        c.datagram(MAGIC, VERSION)?;
         let network = c.u32()?;
         let mut sender = [0; SENDER_BYTES];
         sender.copy_from_slice(c.take(SENDER_BYTES)?);

@@ -132,6 +132,22 @@ impl<'a> Cursor<'a> {
         })
     }
 
+    /// Checks the three bytes that name the format of a datagram, and its version.
+    pub fn datagram(&mut self, magic: &[u8; 3], known: u8) -> Result<(), FormatError> {
+        if self.take(magic.len())? != magic {
+            let why = format!("it does not begin with {}", magic.escape_ascii());
+            return Err(FormatError::invalid(self.what, why));
+        }
+        match self.u8()? {
+            found if found == known => Ok(()),
+            found => Err(FormatError::Version {
+                what: self.what,
+                found: found.into(),
+                known: known.into(),
+            }),
+        }
+    }
+
     /// Checks that a reserved field is zero.
     pub fn zero_u32(&mut self, field: &str) -> Result<(), FormatError> {
         match self.u32()? {
