@@ -253,23 +253,17 @@ impl Turn {
     /// Returns the turn of a machine that is offered now. `key` is what it is called from now on if it has no key yet.
     pub fn offered(before: Option<&Turn>, key: String, to: Peer) -> Turn {
         Turn {
-            key: before.map_or(key, |turn| turn.key.clone()),
             number: before.map_or(0, |turn| turn.number).saturating_add(1),
             side: Side::Offered { to },
             home: before.and_then(|turn| turn.home.clone()),
-            parked: false,
-            late: None,
-            lends: false,
             lender: before.and_then(|turn| turn.lender.clone()),
             size: before.and_then(|turn| turn.size),
-            synced: None,
-            ends: false,
             // what is borrowed has it still if it is taken back
             lease_s: before
                 .filter(|turn| turn.lender.is_some())
                 .and_then(|turn| turn.lease_s),
-            lapsed: false,
             sealed: before.is_some_and(|turn| turn.sealed),
+            ..Turn::told_of(before.map_or(key, |turn| turn.key.clone()))
         }
     }
 
@@ -299,20 +293,10 @@ impl Turn {
     /// Returns the turn of a copy that has come whole.
     pub fn arrived(key: &str, number: u64, from: Peer) -> Turn {
         Turn {
-            key: key.to_owned(),
             number,
             home: Some(from.clone()),
             side: Side::Arriving { from },
-            parked: false,
-            late: None,
-            lends: false,
-            lender: None,
-            size: None,
-            synced: None,
-            ends: false,
-            lease_s: None,
-            lapsed: false,
-            sealed: false,
+            ..Turn::told_of(key.to_owned())
         }
     }
 
