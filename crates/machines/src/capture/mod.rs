@@ -282,29 +282,8 @@ impl Captures {
         let mut ingest = Ingest::new(&self.images.repo, options)?;
         let line = report.progress_line("store", "bytes");
         ingest.on_progress(move |progress| line.at(progress.done_bytes, progress.total_bytes));
-        ingest.region_bytes("device", &captured.device)?;
-        if let Some(thumb) = thumb {
-            ingest.region_bytes(THUMB_REGION, thumb)?;
-        }
-        for (block, pages) in std::iter::once(&captured.ram)
-            .chain(&captured.blocks)
-            .enumerate()
-        {
-            self.store_memory(
-                &mut ingest,
-                operation,
-                &memory_region(block),
-                pages,
-                (&parent_id, &parent),
-            )?;
-        }
-        if captured.vram.size() > 0 {
-            let pages = captured
-                .vram
-                .iter()
-                .map(|(chunk, page)| Ok((u64::from(chunk), &page[..])));
-            ingest.region_from_pages("vram", captured.vram.size(), None, pages)?;
-        }
+        let over = (&parent_id, &parent);
+        self.store_guest(&mut ingest, operation, captured, thumb, over)?;
         for disk in captured.frozen.disks() {
             let base = match disk.base() {
                 Some((id, region)) if id == parent_id => Some(region),
@@ -332,8 +311,35 @@ impl Captures {
         finish(ingest, captured.config.clone())
     }
 
+    /// Stores all that was captured but the disks, the memory over that of the ingest's parent.
+    pub fn store_guest<F>(
+        &self,
+        ingest: &mut Ingest,
+        operation: &Operation,
+        captured: &Capture<F>,
+        thumb: Option<&[u8]>,
+        parent: (&Hash, &Manifest),
+    ) -> Result<(), NodeError> {
+        ingest.region_bytes("device", &captured.device)?;
+        if let Some(thumb) = thumb {
+            ingest.region_bytes(THUMB_REGION, thumb)?;
+        }
+        let blocks = std::iter::once(&captured.ram).chain(&captured.blocks);
+        for (block, pages) in blocks.enumerate() {
+            self.store_memory(ingest, operation, &memory_region(block), pages, parent)?;
+        }
+        if captured.vram.size() > 0 {
+            let pages = captured
+                .vram
+                .iter()
+                .map(|(chunk, page)| Ok((u64::from(chunk), &page[..])));
+            ingest.region_from_pages("vram", captured.vram.size(), None, pages)?;
+        }
+        Ok(())
+    }
+
     /// Stores the memory that the machine started with, or a block that was added later, over that of the ingest's parent.
-    pub fn store_memory(
+    fn store_memory(
         &self,
         ingest: &mut Ingest,
         operation: &Operation,

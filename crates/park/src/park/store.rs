@@ -2,12 +2,11 @@
 
 use super::Parks;
 use floe_api::{Outcome, ParkQuery, PauseReason, SUBSTRATE_LABEL, StoredReport, VISIBLE_LABEL};
-use floe_front::page::thumbnail::THUMB_REGION;
 use floe_ground::{
     error::{NodeError, busy},
     report::{Report, millis},
 };
-use floe_image::{Hash, MachineConfig, memory_region};
+use floe_image::{Hash, MachineConfig};
 use floe_inventory::inventory::{
     Operation,
     lifecycle::{Event, Task},
@@ -259,28 +258,9 @@ impl Parks {
         let mut ingest = Ingest::new(&self.images.repo, options)?;
         let line = report.progress_line("store", "bytes");
         ingest.on_progress(move |progress| line.at(progress.done_bytes, progress.total_bytes));
-        ingest.region_bytes("device", &captured.device)?;
-        if let Some(thumb) = thumb {
-            ingest.region_bytes(THUMB_REGION, thumb)?;
-        }
-        let blocks = std::iter::once(&captured.ram).chain(&captured.blocks);
-        for (block, pages) in blocks.enumerate() {
-            let region = memory_region(block);
-            self.captures.store_memory(
-                &mut ingest,
-                operation,
-                &region,
-                pages,
-                (&parent_id, &parent),
-            )?;
-        }
-        if captured.vram.size() > 0 {
-            let pages = captured
-                .vram
-                .iter()
-                .map(|(chunk, page)| Ok((u64::from(chunk), &page[..])));
-            ingest.region_from_pages("vram", captured.vram.size(), None, pages)?;
-        }
+        let over = (&parent_id, &parent);
+        let captures = &self.captures;
+        captures.store_guest(&mut ingest, operation, captured, thumb, over)?;
         // its disks have an image under them already; these regions only say which disks it has
         let disks = captured.config.disks.iter().map(String::as_str);
         for region in disks.chain(KEPT_REGIONS) {
