@@ -478,56 +478,31 @@ impl Record {
 /// A record with something in each place, for tests of every crate that has machines.
 #[doc(hidden)]
 pub fn sample() -> Record {
-    Record {
-        version: RECORD_VERSION,
-        name: "web".into(),
-        image_name: "debian:12".into(),
+    let machine = super::NewMachine {
+        name: "web",
+        image_name: "debian:12",
         image: Hash::of(b"a"),
-        disk_base: Hash::of(b"b"),
         origin: Origin {
             urls: vec!["https://hub".into()],
             token: Some("t".into()),
-            tokens: Tokens::default(),
-            ca: None,
-            cas: Authorities::default(),
-            multicast: None,
-            swarm: SwarmMembers::Hub,
-            prefetch: Prefetch::Floe,
+            ..Default::default()
         },
         config: MachineConfig {
             cpus: Some(2),
             ..Default::default()
         },
-        forwards: vec!["8080:80".parse().unwrap()],
         restored: true,
-        wanted: Wanted::Running,
-        detail: String::new(),
         created_unix_s: 7,
         uid: Some(1),
         place: "machines/web".into(),
         mount_name: "web".into(),
-        traced: true,
-        pauses: BTreeSet::new(),
-        family: None,
-        network: None,
-        host_access: HostAccess::None,
-        limits: Limits::default(),
         household: Household::default(),
-        afterwards: Afterwards::default(),
-        own_disks: Vec::new(),
-        next_disk: 0,
-        own_layers: 0,
-        park_after_s: None,
-        no_trim: false,
-        small: Small::default(),
-        fresh: None,
-        given: Given::default(),
-        resizing: None,
-        independence: None,
-        ensemble: None,
-        swarm: None,
-        turn: None,
-        syncing: None,
+    };
+    Record {
+        disk_base: Hash::of(b"b"),
+        forwards: vec!["8080:80".parse().unwrap()],
+        wanted: Wanted::Running,
+        ..Record::new(machine)
     }
 }
 
