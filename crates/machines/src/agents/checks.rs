@@ -1,10 +1,7 @@
 //! Commands in a guest of which only the exit code counts.
 
-use super::Agents;
-use floe_guest::exec::{
-    frame::Outcome,
-    request::{Request, What},
-};
+use super::{Agents, exec::as_root};
+use floe_guest::exec::{frame::Outcome, request::What};
 use floe_inventory::inventory::Entry;
 use floe_threads::Cancel;
 use std::time::Duration;
@@ -27,16 +24,7 @@ impl Agents {
         cancel: &Cancel,
     ) -> Result<(), String> {
         let vm = entry.vm().map_err(|error| error.to_string())?;
-        let request = Request {
-            what: What::Command,
-            arguments: words.to_vec(),
-            environment: Vec::new(),
-            user: String::new(),
-            directory: "/".into(),
-            terminal: None,
-            timeout_ms: Some(limit.as_millis().min(u128::from(u64::MAX)) as u64),
-            detached: false,
-        };
+        let request = as_root(What::Command, words.to_vec(), limit);
         let begun = self.begin(entry.name.as_str(), &vm, &request);
         let mut process = begun.map_err(|error| error.to_api().message)?;
         let said = process.outcome(limit + LAST_WORD, SAID_BYTES_MAX, cancel);

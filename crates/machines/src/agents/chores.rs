@@ -2,14 +2,15 @@
 //!
 //! The answer is a guest's word: bounded, of a known form, and otherwise not to be believed.
 
-use super::{Agents, exec::check_port, why_silent};
+use super::{
+    Agents,
+    exec::{as_root, check_port},
+    why_silent,
+};
 use floe_ground::error::{NodeError, failed, refused};
 use floe_guest::{
     chores::{ANSWER_BYTES_MAX, FAILED, WORD},
-    exec::{
-        frame::Outcome,
-        request::{Request, What},
-    },
+    exec::{frame::Outcome, request::What},
 };
 use floe_inventory::inventory::Entry;
 use floe_threads::Cancel;
@@ -87,16 +88,8 @@ impl Agents {
     ) -> Result<T, ChoreError> {
         let vm = entry.vm().map_err(ChoreError::Agent)?;
         let words = [&[WORD, chore], arguments].concat();
-        let request = Request {
-            what: What::Tool,
-            arguments: words.into_iter().map(str::to_owned).collect(),
-            environment: Vec::new(),
-            user: String::new(),
-            directory: "/".into(),
-            terminal: None,
-            timeout_ms: Some(limit.as_millis().min(u128::from(u64::MAX)) as u64),
-            detached: false,
-        };
+        let words = words.into_iter().map(str::to_owned).collect();
+        let request = as_root(What::Tool, words, limit);
         let mut process = self
             .begin(entry.name.as_str(), &vm, &request)
             .map_err(ChoreError::Agent)?;

@@ -546,6 +546,20 @@ pub(super) fn check_port(name: &str, vm: &Machine) -> Result<(), NodeError> {
     ))
 }
 
+/// Returns the request for a process of root's, which the agent ends after `limit`.
+pub(super) fn as_root(what: What, arguments: Vec<String>, limit: Duration) -> Request {
+    Request {
+        what,
+        arguments,
+        environment: Vec::new(),
+        user: String::new(),
+        directory: "/".into(),
+        terminal: None,
+        timeout_ms: Some(limit.as_millis().min(u128::from(u64::MAX)) as u64),
+        detached: false,
+    }
+}
+
 fn request_of(request: &ExecRequest) -> Request {
     let words = |words: &[&str]| words.iter().map(|word| (*word).to_owned()).collect();
     let form = |bytes: bool, sparse: bool| match (bytes, sparse) {
