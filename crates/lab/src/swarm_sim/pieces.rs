@@ -164,7 +164,7 @@ pub fn profile(runs: &[&Recorded]) -> Profile {
 mod tests {
     use super::*;
     use crate::shape::RegionShape;
-    use floe_planner::{Timed, Urgency};
+    use floe_planner::Urgency;
 
     #[test]
     fn a_chunk_is_found_by_the_indices_of_all_packs_before_it() {
@@ -174,21 +174,12 @@ mod tests {
             regions: vec![region],
             chunk_wire_bytes: 2048,
         };
-        let trace = |chunks: &[u32]| ZeroTrace {
-            accesses: chunks
-                .iter()
-                .map(|chunk| Timed {
-                    region: 0,
-                    chunk: *chunk,
-                    t_us: 1,
-                })
-                .collect(),
-            end_us: 2,
-        };
         // 4 packs of 4096 chunks, each with an index of 132 KiB
         let count = |chunks: &[u32]| {
+            let accesses: Vec<_> = chunks.iter().map(|chunk| (1, 0, *chunk)).collect();
+            let trace = crate::traces::of(&accesses, 2);
             let mut pieces = Pieces::new(&image, PIECE_BYTES);
-            pieces.recorded(&image, &trace(chunks), 1.0).accesses.len()
+            pieces.recorded(&image, &trace, 1.0).accesses.len()
         };
         assert_eq!(count(&[0]), 3 + 1);
         assert_eq!(count(&[16_383]), 9 + 1);
@@ -203,16 +194,9 @@ mod tests {
             regions: vec![region],
             chunk_wire_bytes: 2048,
         };
-        let at = |t_us, chunk| Timed {
-            region: 0,
-            chunk,
-            t_us,
-        };
         // 32 chunks of 2 KiB are a piece: the first ends before the 32nd, which is chunk 320
-        let trace = ZeroTrace {
-            accesses: vec![at(100, 0), at(200, 310), at(300, 320), at(500, 10)],
-            end_us: 1000,
-        };
+        let accesses = [(100, 0, 0), (200, 0, 310), (300, 0, 320), (500, 0, 10)];
+        let trace = crate::traces::of(&accesses, 1000);
         let mut pieces = Pieces::new(&image, PIECE_BYTES);
         let run = pieces.recorded(&image, &trace, 2.0);
         // the index of the only pack is read first

@@ -235,7 +235,6 @@ fn machine(name: &str, trace: &ZeroTrace, disk: u8) -> Option<Launch> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use floe_planner::Timed;
 
     #[test]
     fn what_was_not_recorded_is_made_up_and_what_was_is_used() {
@@ -335,21 +334,14 @@ mod tests {
 
     #[test]
     fn chunks_that_follow_each_other_at_once_are_one_read() {
-        let timed = |t_us, region, chunk| Timed {
-            t_us,
-            region,
-            chunk,
-        };
-        let trace = ZeroTrace {
-            accesses: vec![
-                timed(50, 1, 100),
-                timed(60, 0, 7),
-                timed(100, 1, 101),
-                timed(5_100, 1, 102),
-                timed(5_200, 1, 400_000),
-            ],
-            end_us: 9_000,
-        };
+        let accesses = [
+            (50, 1, 100),
+            (60, 0, 7),
+            (100, 1, 101),
+            (5_100, 1, 102),
+            (5_200, 1, 400_000),
+        ];
+        let trace = traces::of(&accesses, 9_000);
         let launch = machine("compile", &trace, 1).unwrap();
         let steps: Vec<(Option<u64>, u64)> = launch
             .steps

@@ -301,7 +301,6 @@ fn spread(touched: &BTreeSet<u32>, others: u32) -> (BTreeMap<u32, u32>, u32) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use floe_planner::Timed;
 
     #[test]
     fn others_lie_between_what_was_apart_and_nowhere_else() {
@@ -346,21 +345,8 @@ mod tests {
 
     #[test]
     fn a_beginning_ends_where_the_next_touch_was() {
-        let at = |t_us, region, chunk| Timed {
-            region,
-            chunk,
-            t_us,
-        };
-        let trace = ZeroTrace {
-            accesses: vec![
-                at(1, 0, 5),
-                at(2, 1, 6),
-                at(3, 0, 5),
-                at(4, 0, 7),
-                at(9, 0, 8),
-            ],
-            end_us: 100,
-        };
+        let accesses = [(1, 0, 5), (2, 1, 6), (3, 0, 5), (4, 0, 7), (9, 0, 8)];
+        let trace = crate::traces::of(&accesses, 100);
         let run = beginning(&trace, 0, 2);
         assert_eq!(
             run,
