@@ -12,8 +12,6 @@ use serde::{Deserialize, Serialize};
 pub const FASTER: u32 = 14;
 /// Runs from which the profile is learnt, the first of each workload. They are not replayed.
 pub const LEARNT: usize = 3;
-/// All hosts start within this time, in microseconds: the same second.
-pub const SAME_SECOND_US: u64 = 1_000_000;
 
 /// The paper's testbeds (4.1 and 4.3.1): round trips, and what a host needs to answer.
 pub const MBIT_100: Link = Link {
