@@ -59,7 +59,7 @@ export default defineConfig({
     rollupOptions: { input: { node: "index.html", hub: "hub.html" } },
   },
   server: {
-    // `npm run dev` beside a running node: FLOE_WEB_TOKEN as in floe-web's README
+    // `npm run dev` beside a running node, whose token FLOE_WEB_TOKEN has
     proxy: {
       "/v1": {
         target: "http://127.0.0.1:7070",
