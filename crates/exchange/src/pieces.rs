@@ -31,10 +31,13 @@ const MODEL_EVERY: Duration = Duration::from_secs(60);
 const MODEL_AGAIN: Duration = Duration::from_secs(5);
 /// A machine that has waited for nothing for so long, and for which nothing was read ahead from the hub alone, is quiet.
 const QUIET: Duration = Duration::from_secs(1);
+/// The same while no other host is there that could want pieces. What was read ahead keeps a machine from waiting for seconds in which it
+/// starts, and would be slowed down by what nobody needs yet.
+const QUIET_ALONE: Duration = Duration::from_secs(10);
 /// Most items that are brought as pieces later: 64 MiB of chunks. Further ones are left to those who want them.
 const LATER_MAX: usize = 16 << 10;
-/// How many of them are read at a time.
-const LATER_ITEMS: usize = 64;
+/// How many of them are read at a time: a machine that is busy again waits for no more.
+const LATER_ITEMS: usize = 8;
 /// How long the swarm may take to say which pack is the rarest, which asks nobody.
 const RAREST_TIMEOUT: Duration = Duration::from_secs(10);
 /// Most images of which is known what they are based on.
@@ -404,7 +407,8 @@ impl Part {
     /// Whether there is something to bring as pieces, and the machines are quiet.
     pub fn may_follow(&self) -> bool {
         let busy = Duration::from_millis(self.busy_ms.load(Relaxed));
-        let quiet = self.since.elapsed().saturating_sub(busy) >= QUIET;
+        let enough = if self.is_alone() { QUIET_ALONE } else { QUIET };
+        let quiet = self.since.elapsed().saturating_sub(busy) >= enough;
         quiet && !self.later.lock().is_empty()
     }
 
