@@ -328,14 +328,19 @@ mod tests {
         other
     }
 
+    /// Takes all that is to be brought as pieces later; returns how many items that is.
+    fn take_all_later(world: &World) -> usize {
+        let counts = std::iter::repeat_with(|| world.part.take_later().len());
+        counts.take_while(|count| *count > 0).sum()
+    }
+
     #[test]
     fn a_demand_is_read_from_the_hub_if_nobody_is_connected_and_soon_if_no_swarm_brings_it() {
         let world = World::new(false);
         let demand = Request::demand(DEADLINE);
         world.read(0, &demand).unwrap();
         assert_eq!(world.needed(), 0, "nobody was asked for a piece");
-        assert_eq!(world.part.take_later().len(), READ, "others may want it");
-        assert!(world.part.take_later().is_empty());
+        assert_eq!(take_all_later(&world), READ, "others may want it");
 
         let other = connected(&world, false);
         // it is needed in the swarm, where it may come yet, and comes from the hub: as much as may be read there before any piece came
@@ -361,7 +366,7 @@ mod tests {
         let ahead = Request::prefetch(PATIENCE);
         world.read(0, &ahead).unwrap();
         assert_eq!((world.needed(), world.part.swarm.received()), (0, 0));
-        assert_eq!(world.part.take_later().len(), READ, "others may want it");
+        assert_eq!(take_all_later(&world), READ, "others may want it");
         world.fill();
         world.read(16, &ahead).unwrap();
         assert!(world.part.take_later().is_empty(), "it was here");
