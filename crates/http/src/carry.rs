@@ -10,8 +10,8 @@ use tokio::time::sleep;
 
 /// How long nothing may come from one side after the other has said all.
 const QUIET_MAX: Duration = Duration::from_secs(600);
-/// The same after the other was found to be gone, or to take nothing any more. As long, who has said all and needs nothing more goes on taking
-/// what is sent: a connection that is closed with something unread may lose what was said last.
+/// The same after the other was found to be gone, or to take nothing any more. A side that has said all and wants to hear no more still reads
+/// for this long: a connection that is closed with something unread may lose what was said last.
 pub const LAST_WORDS: Duration = Duration::from_secs(10);
 /// How many bytes are read at a time.
 const READ_BYTES: usize = 16 << 10;
