@@ -1,7 +1,7 @@
 //! floe's scheduler for sched_ext (`crates/scx/`) in a kernel that takes it: an emulated guest with Debian's Linux 6.18 is booted once, and does all
 //! that is looked at here (`check.rs` in `crates/scx/examples/scx_guest/`).
 use anyhow::{Context, bail};
-use floe_lab::experiments::cpu_scx::{OBJECT, boot};
+use floe_lab::experiments::cpu_scx::{OBJECT, boot, prepare};
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -46,7 +46,8 @@ fn the_kernel_takes_the_scheduler_and_has_its_own_again_when_the_loader_is_kille
     let scratch = Path::new(env!("CARGO_TARGET_TMPDIR")).join("scx");
     let mut told = Told::default();
     let order = format!("check,{OBJECT}");
-    boot(&scratch, &order, PATIENCE_S, |line| told.line(line)).unwrap();
+    let initrd = prepare(&scratch).unwrap();
+    boot(&initrd, &order, PATIENCE_S, |line| told.line(line)).unwrap();
     // the verifier has taken it, once no other scheduler was there
     let refused = told.of("refused");
     let named = "the scheduler other is loaded (sched_ext)";

@@ -145,8 +145,8 @@ pub(crate) fn check(object: &str) -> Answer<()> {
     Ok(())
 }
 
-/// All that one scheduler in force is put through. It is loaded once: with each the kernel changes its own code while all cores run it, which QEMU's
-/// emulation does not always survive.
+/// All that one scheduler in force is put through. It is loaded once: each time the kernel changes its own code while all cores run it, which it does
+/// not always survive under the emulation of a QEMU older than 8.1.
 pub(crate) fn attempt(object: &str) -> Answer<Scheduler> {
     let mut scheduler = sbco(object)?;
     println!("@loaded");

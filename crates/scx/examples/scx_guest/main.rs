@@ -2,10 +2,10 @@
 //! and under floe's.
 //!
 //! ```text
-//! scx_guest measure OBJECT ROUNDS SECONDS   both in turn; prints lines that begin with @
+//! scx_guest measure OBJECT ROUND SECONDS    a round of both in turn; prints lines that begin with @
 //! scx_guest check OBJECT                    what must hold of floe's; prints such lines, too
-//! scx_guest hold OBJECT                     loads the scheduler, prints @held, and keeps it until it is killed
-//! scx_guest try OBJECT                      the same, but first does with it what does not need another process
+//! scx_guest quota OBJECT                    loads the scheduler, tells how it keeps quotas, prints @held, and keeps it until it is killed
+//! scx_guest try OBJECT                      the same, but first does with it all that does not need another process
 //! scx_guest machine PROGRAM THREADS SECONDS a group of threads with the names of vCPUs; prints @ready, waits for a line, prints @count
 //! ```
 //!
@@ -31,8 +31,9 @@ const HELD: u64 = 400;
 const PIECE: u64 = 20_000;
 /// Machines, the first of which runs what is measured; the others compute.
 const MACHINES: u32 = 4;
-/// What a group may use in the test of quotas, in percent of a core.
+/// What a group may use in the test of quotas, in percent of a core, and how long that is watched, in seconds.
 const QUOTA_PCT: u64 = 50;
+const QUOTA_S: f64 = 4.0;
 const GROUP: &str = "/sys/fs/cgroup/quota";
 /// The group beside it, which has no quota.
 const BESIDE: &str = "/sys/fs/cgroup/beside";
@@ -353,9 +354,10 @@ impl Host4 {
         mut scheduler: Option<&mut Scheduler>,
     ) -> Answer<()> {
         let mut machines = Machines::start(program, self.threads, self.seconds)?;
-        let mut before = Fares::default();
+        let (mut before, mut loans) = (Fares::default(), 0);
         if let Some(scheduler) = &mut scheduler {
             before = scheduler.fares(0)?;
+            loans = scheduler.ledger()?.loans;
             scheduler.set_vcpus(&machines.vcpus())?;
         }
         machines.go()?;
@@ -381,7 +383,7 @@ impl Host4 {
                 or(fares.stacking_pct()),
                 or(fares.distance()),
                 or(fares.steal_pct()),
-                ledger.loans
+                ledger.loans - loans
             );
             lent = format!("{ledger:?}");
         }
@@ -406,7 +408,7 @@ fn in_force(scheduler: &Scheduler) -> Answer<()> {
     }
 }
 
-/// Starts a process that loads the scheduler and keeps it (`hold`, `try`). What it prints before it only keeps it is handed on.
+/// Starts a process that loads the scheduler and keeps it (`quota`, `try`). What it prints before it only keeps it is handed on.
 fn holder(what: &str, object: &str) -> Answer<Child> {
     let (child, out) = spawn(&[what, object])?;
     for line in out.lines() {
@@ -485,35 +487,34 @@ fn max() -> String {
     format!("{} 100000", QUOTA_PCT * 1000)
 }
 
-/// How far a group's use is from its quota, in percent of that, with so many other threads that compute.
-fn quota(object: &str, seconds: f64, others: u64) -> Answer<f64> {
+/// Loads the scheduler, and prints how far a group's use is from its quota, in percent of that, alone and beside threads that compute.
+fn quotas(object: &str) -> Answer<Scheduler> {
     let scheduler = sbco(object)?;
-    let used = use_up(&scheduler, seconds, &max(), others)?;
-    let may = used.took.as_micros() as f64 * QUOTA_PCT as f64 / 100.0;
-    Ok(100.0 * (used.quota_us as f64 - may) / may)
+    for others in [0, 8] {
+        let used = use_up(&scheduler, QUOTA_S, &max(), others)?;
+        let may = used.took.as_micros() as f64 * QUOTA_PCT as f64 / 100.0;
+        let error_pct = 100.0 * (used.quota_us as f64 - may) / may;
+        println!("@quota {others} {error_pct:.2}");
+    }
+    Ok(scheduler)
 }
 
-fn measure(object: &str, rounds: u32, seconds: f64) -> Answer<()> {
-    println!("@exit {:.1}", kill(holder("hold", object)?)?);
-    for others in [0, 8] {
-        println!(
-            "@quota {others} {:.2}",
-            quota(object, seconds.max(2.0), others)?
-        );
-    }
+/// One round: all programs under each scheduler, every other round in reverse order, so that being first is no advantage. floe's is loaded once for
+/// all programs, and a third time for the quotas, which come last since from the first one on all groups are looked at.
+fn measure(object: &str, round: u32, seconds: f64) -> Answer<()> {
     let threads = thread::available_parallelism()?.get() as u64;
     let host = Host4 { threads, seconds };
-    for round in 0..rounds {
-        let mut modes = ["off", "balance", "sbco"];
-        modes.rotate_left(round as usize % 3);
-        for program in ["lock", "barrier", "pipeline", "compute"] {
-            for mode in modes {
-                let mut scheduler = load(object, mode)?;
-                host.run(round, mode, program, scheduler.as_mut())?;
-            }
-        }
-        println!("@exit {:.1}", kill(holder("hold", object)?)?);
+    let mut modes = ["off", "balance", "sbco"];
+    if round % 2 == 1 {
+        modes.reverse();
     }
+    for mode in modes {
+        let mut scheduler = load(object, mode)?;
+        for program in ["lock", "barrier", "pipeline", "compute"] {
+            host.run(round, mode, program, scheduler.as_mut())?;
+        }
+    }
+    println!("@exit {:.1}", kill(holder("quota", object)?)?);
     Ok(())
 }
 
@@ -533,14 +534,14 @@ fn main() {
             (Ok(threads), Ok(seconds)) => machine(program, threads, seconds),
             _ => Err("how many threads, and for how long?".into()),
         },
-        ["hold", object] => sbco(object).and_then(|scheduler| hold(&scheduler)),
+        ["quota", object] => quotas(object).and_then(|scheduler| hold(&scheduler)),
         ["try", object] => check::attempt(object).and_then(|scheduler| hold(&scheduler)),
         ["check", object] => check::check(object),
-        ["measure", object, rounds, seconds] => match (rounds.parse(), seconds.parse()) {
-            (Ok(rounds), Ok(seconds)) => measure(object, rounds, seconds),
-            _ => Err("how many rounds, and for how long?".into()),
+        ["measure", object, round, seconds] => match (round.parse(), seconds.parse()) {
+            (Ok(round), Ok(seconds)) => measure(object, round, seconds),
+            _ => Err("which round, and for how long?".into()),
         },
-        _ => Err("scx_guest measure|check|hold|try|machine".into()),
+        _ => Err("scx_guest measure|check|quota|try|machine".into()),
     };
     match answer {
         Ok(()) => println!("@done"),
