@@ -1,8 +1,17 @@
 //! A machine's guest: threads, the guest's own scheduler, locks, barriers, queues. It knows no host: what it wants of the world (wake
 //! this vCPU, let that one go on) it leaves in a list.
+//!
+//! Each vCPU has a queue of threads of its own, as each processor has in Linux. A thread that wakes goes to its last vCPU, or if that is
+//! busy to one that halts. A vCPU without a thread takes one that waits behind another: so the only thread of a vCPU waits there for a
+//! core, whatever the other vCPUs do.
+
+#[cfg(test)]
+mod tests;
 
 use super::random::Random;
+use super::sem::Sem;
 use super::workload::{Locks, Op, Program, Workload};
+use std::cmp::Reverse;
 use std::collections::VecDeque;
 
 /// How a guest's kernel takes spin locks.
@@ -10,7 +19,7 @@ use std::collections::VecDeque;
 pub enum LockKind {
     /// Whoever spins when it becomes free has it: Linux before 2.6.25, and the C library's.
     Unfair,
-    /// In the order of coming, even if who comes next has no core.
+    /// In the order of coming, even if who comes next has no core: ticket locks since Linux 2.6.25, queued ones since 4.2.
     Queued,
     /// The same; who spins for long halts, and is woken when it is its turn. Until it has a core, whoever comes by may take the lock
     /// (`CONFIG_PARAVIRT_SPINLOCKS` since Linux 4.5, `pv_hybrid_queued_unfair_trylock`).
@@ -19,8 +28,10 @@ pub enum LockKind {
 
 /// How long a paravirtual lock is spun for before its vCPU halts.
 pub const PARAVIRTUAL_SPIN_NS: u64 = 200_000;
-/// How long a thread runs in its guest while others are ready there.
+/// How long a thread runs in its guest while others wait for its vCPU.
 pub const GUEST_SLICE_NS: u64 = 5_000_000;
+/// How long a vCPU runs before it looks for a queue longer than its own.
+pub const GUEST_BALANCE_NS: u64 = 64_000_000;
 
 /// Why a vCPU spins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -65,6 +76,25 @@ pub struct Vcpu {
     pub unanswered: Vec<usize>,
     /// What is left of its thread's computing when a lock came in between.
     rest: u64,
+    /// The guest's threads that wait for it.
+    ready: VecDeque<usize>,
+    /// For how long it has run since it last looked for a longer queue.
+    unbalanced_ns: u64,
+}
+
+impl Vcpu {
+    /// How many of the guest's threads are on it or wait for it.
+    fn threads(&self) -> usize {
+        self.ready.len() + usize::from(self.thread.is_some())
+    }
+
+    /// How long its thread may go on before another one's turn comes.
+    fn slice_left_ns(&self) -> u64 {
+        match self.ready.is_empty() {
+            true => u64::MAX,
+            false => GUEST_SLICE_NS.saturating_sub(self.slice_ns),
+        }
+    }
 }
 
 /// What a guest wants of its world.
@@ -119,9 +149,12 @@ pub struct Guest {
     /// Threads that wait for a device: when, and which.
     pub sleeping: Vec<(u64, usize)>,
     program: Program,
-    ready: VecDeque<usize>,
+    /// The vCPU on which each thread was last.
+    last: Vec<usize>,
     gates: Vec<Gate>,
     pipes: Vec<Pipe>,
+    /// The lock of its process's memory.
+    memory: Sem,
     held: Vec<Held>,
     locks: Locks,
     kind: LockKind,
@@ -140,9 +173,16 @@ impl Guest {
             waits: true,
             unanswered: Vec::new(),
             rest: 0,
+            ready: VecDeque::new(),
+            unbalanced_ns: 0,
         };
+        let mut all = vec![vcpu; vcpus];
+        let last: Vec<usize> = (0..threads).map(|thread| thread % vcpus).collect();
+        for (thread, at) in last.iter().enumerate() {
+            all[*at].ready.push_back(thread);
+        }
         Guest {
-            vcpus: vec![vcpu; vcpus],
+            vcpus: all,
             wishes: Vec::new(),
             count: 0,
             alive: threads,
@@ -151,9 +191,10 @@ impl Guest {
             stopped_holding: 0,
             sleeping: Vec::new(),
             program: Program::new(workload, vcpus),
-            ready: (0..threads).collect(),
+            last,
             gates: vec![Gate::default(); workload.barriers(vcpus).len()],
             pipes: vec![Pipe::default(); workload.queues().len()],
+            memory: Sem::default(),
             held: Vec::new(),
             locks: workload.locks(),
             kind,
@@ -170,6 +211,7 @@ impl Guest {
     pub fn ran(&mut self, at: usize, ns: u64) {
         let vcpu = &mut self.vcpus[at];
         vcpu.slice_ns += ns;
+        vcpu.unbalanced_ns += ns;
         match &mut vcpu.doing {
             Doing::Computes(left) => *left = left.saturating_sub(ns),
             Doing::Spins(spin, spun) => {
@@ -190,10 +232,7 @@ impl Guest {
         let vcpu = &self.vcpus[at];
         match vcpu.doing {
             Doing::Computes(left) => {
-                let mut next = left;
-                if !self.ready.is_empty() {
-                    next = next.min(GUEST_SLICE_NS.saturating_sub(vcpu.slice_ns));
-                }
+                let next = left.min(vcpu.slice_left_ns());
                 let taken = self.held.iter().filter(|held| held.taken).count();
                 let rate = self.locks.per_s / self.locks.count as f64 * taken as f64;
                 if rate > 0.0 {
@@ -209,7 +248,8 @@ impl Guest {
             }
             Doing::Spins(Spin::Barrier(gate), spun) => {
                 let limit = self.workload.barriers(self.vcpus.len())[gate].spin_ns;
-                (limit.saturating_sub(spun), false)
+                let spins = limit.saturating_sub(spun);
+                (spins.min(vcpu.slice_left_ns()), false)
             }
             Doing::Spins(..) => (u64::MAX, false),
             _ => (0, false),
@@ -237,15 +277,14 @@ impl Guest {
 
     /// Lets a vCPU on its core do what takes no time, until it computes, spins or halts.
     pub fn act(&mut self, at: usize, now_ns: u64, random: &mut Random) {
+        self.balance(at);
         loop {
             match self.vcpus[at].doing {
                 Doing::Computes(left) if left > 0 => {
-                    let over = self.vcpus[at].slice_ns >= GUEST_SLICE_NS;
-                    if over && !self.ready.is_empty() {
-                        self.yield_thread(at, left);
-                        continue;
+                    if self.vcpus[at].slice_left_ns() > 0 {
+                        return;
                     }
-                    return;
+                    self.yield_thread(at, left);
                 }
                 Doing::Computes(_) => {
                     let Some(thread) = self.vcpus[at].thread else {
@@ -260,7 +299,7 @@ impl Guest {
                         return;
                     }
                 }
-                Doing::Looks | Doing::Halts => match self.ready.pop_front() {
+                Doing::Looks | Doing::Halts => match self.thread_for(at) {
                     Some(thread) => self.resume(at, thread),
                     None => {
                         self.vcpus[at].doing = Doing::Halts;
@@ -272,14 +311,40 @@ impl Guest {
         }
     }
 
-    /// Whether a spinner has stopped spinning, because it has spun for long enough.
+    /// The next thread of a vCPU that has none.
+    fn thread_for(&mut self, at: usize) -> Option<usize> {
+        let own = self.vcpus[at].ready.pop_front();
+        own.or_else(|| self.pull(at))
+    }
+
+    /// A vCPU that has run for long enough takes a thread over from a queue longer than its own.
+    fn balance(&mut self, at: usize) {
+        if self.vcpus[at].unbalanced_ns >= GUEST_BALANCE_NS {
+            self.vcpus[at].unbalanced_ns = 0;
+            let moved = self.pull(at);
+            self.vcpus[at].ready.extend(moved);
+        }
+    }
+
+    /// Takes the last thread that waits for the vCPU with the most of them, if that has two more than this one.
+    fn pull(&mut self, at: usize) -> Option<usize> {
+        let others = (0..self.vcpus.len()).filter(|other| *other != at);
+        let most = others.max_by_key(|other| (self.vcpus[*other].threads(), Reverse(*other)))?;
+        match self.vcpus[most].threads() >= self.vcpus[at].threads() + 2 {
+            true => self.vcpus[most].ready.pop_back(),
+            false => None,
+        }
+    }
+
+    /// Whether a spinner has stopped spinning: it has spun for long enough, or another thread's turn has come.
     fn gives_up(&mut self, at: usize, spin: Spin, spun: u64) -> bool {
         match spin {
             Spin::Barrier(gate) => {
                 let limit = self.workload.barriers(self.vcpus.len())[gate].spin_ns;
-                if spun < limit {
+                if spun < limit && self.vcpus[at].slice_left_ns() > 0 {
                     return false;
                 }
+                // it spins no more when it gets a vCPU again: by then the others may be there
                 self.gates[gate].spinning.retain(|other| *other != at);
                 let thread = self.vcpus[at].thread;
                 self.gates[gate].blocked.extend(thread);
@@ -305,13 +370,14 @@ impl Guest {
     fn yield_thread(&mut self, at: usize, left: u64) {
         if let Some(thread) = self.vcpus[at].thread {
             self.program.keep(thread, left);
-            self.ready.push_back(thread);
+            self.vcpus[at].ready.push_back(thread);
         }
         self.leave(at);
     }
 
     fn resume(&mut self, at: usize, thread: usize) {
         let left = self.program.kept(thread);
+        self.last[thread] = at;
         let vcpu = &mut self.vcpus[at];
         vcpu.thread = Some(thread);
         vcpu.slice_ns = 0;
@@ -333,6 +399,16 @@ impl Guest {
             Op::Barrier(gate) => self.arrive(at, thread, gate),
             Op::Put(pipe) => self.put(at, thread, pipe),
             Op::Take(pipe) => self.take(at, thread, pipe),
+            Op::Read | Op::Write => {
+                if !self.memory.take(thread, op == Op::Write) {
+                    self.leave(at);
+                }
+            }
+            Op::Release => {
+                for next in self.memory.release() {
+                    self.make_ready(next);
+                }
+            }
             Op::Flush => {
                 let waits = |(other, vcpu): (usize, &Vcpu)| {
                     (other != at && vcpu.waits && vcpu.doing != Doing::Halts).then_some(other)
@@ -399,13 +475,21 @@ impl Guest {
         }
     }
 
-    /// A thread that blocked can go on; a vCPU that halts is woken for it.
+    /// A thread that blocked can go on: on its last vCPU, or if that does something on one that halts, which is woken.
     pub fn make_ready(&mut self, thread: usize) {
-        self.ready.push_back(thread);
         let halts = |vcpu: &Vcpu| vcpu.doing == Doing::Halts;
-        if let Some(at) = self.vcpus.iter().position(halts) {
-            self.vcpus[at].doing = Doing::Looks;
+        let mut at = self.last[thread];
+        if !halts(&self.vcpus[at]) {
+            at = self.vcpus.iter().position(halts).unwrap_or(at);
+        }
+        let vcpu = &mut self.vcpus[at];
+        vcpu.ready.push_back(thread);
+        if vcpu.doing == Doing::Halts {
+            vcpu.doing = Doing::Looks;
             self.wishes.push(Wish::Wake(at));
+        } else if vcpu.on_core {
+            // the turn of the thread that is there ends now
+            self.wishes.push(Wish::Changed(at));
         }
     }
 

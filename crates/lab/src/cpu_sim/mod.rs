@@ -1,6 +1,7 @@
 //! Machines that share a host's cores, in virtual time: the run queues and policies are floe-sched's own ([`floe_sched::cpu`]).
 //!
-//! - [`workload`]: what runs in the guests; [`guest`]: threads, the guest's own scheduler, locks, barriers, queues.
+//! - [`workload`]: what runs in the guests; [`guest`]: threads, the guest's own scheduler with a queue for each vCPU, locks that spin or
+//!   sleep, barriers, queues.
 //! - [`world`]: cores, ticks, switches, wake-ups, exits of loops of pauses.
 //! - [`peers`]: what others do about the same, for comparison.
 //!
@@ -11,11 +12,11 @@
 //! times quicker. Contention between vCPUs that both run is not modelled: it is there without virtualisation, too.
 //!
 //! Not modelled either: caches (but for a switch's fixed cost), hyperthreads, memory nodes, the host's own threads, the time of an exit.
-//! A guest's threads wait in one queue for all of its vCPUs, so that one that is ready never waits for a vCPU without a core while
-//! another one is free. `docs/cpu-scheduling.md` has the numbers.
+//! `docs/cpu-scheduling.md` has the numbers.
 pub mod guest;
 pub mod peers;
 pub mod random;
+mod sem;
 pub mod workload;
 pub mod world;
 

@@ -19,6 +19,12 @@ pub enum Op {
     Put(usize),
     /// It takes something from a queue, and blocks while that is empty.
     Take(usize),
+    /// It takes the lock of its process's memory beside others that read, and blocks while somebody writes or is to.
+    Read,
+    /// It takes that lock alone, and blocks while anybody has it.
+    Write,
+    /// It releases that lock.
+    Release,
     /// It has all other processors of its guest forget a mapping, and spins until they have.
     Flush,
     /// It waits for a device, for so many nanoseconds.
@@ -61,7 +67,7 @@ pub struct Barrier {
 pub enum Workload {
     /// `make -j16` of a kernel, everything in memory: 16 jobs at a time, many locks of the guest's kernel.
     Kernbench,
-    /// Parsec's dedup: a pipeline that blocks, and flushes translations as its memory comes and goes.
+    /// Parsec's dedup: a pipeline that blocks, and whose memory comes and goes: page faults, and flushes of translations.
     Dedup,
     /// Parsec's streamcluster: barriers, very often.
     Streamcluster,
@@ -116,8 +122,11 @@ const DEDUP: [Stage; 5] = [
     (4, 1200 * US),
     (1, 100 * US),
 ];
-/// Which stage of dedup gives memory back.
-const DEDUP_FLUSHES: usize = 3;
+/// Which stage of dedup gives memory back, and how long that takes without the flush.
+const DEDUP_FREES: usize = 3;
+const UNMAP_NS: u64 = 20 * US;
+/// One part in so many of an item's time goes into page faults.
+const FAULTS: u64 = 8;
 const FERRET: [Stage; 6] = [
     (1, 300 * US),
     (4, 2 * MS),
@@ -156,12 +165,12 @@ impl Workload {
         }
     }
 
-    /// Its guest's spin locks: of table 4.1 where that has them, with 124,000 and 49,000 in a second for kernbench.
+    /// Its guest's spin locks: of table 4.1 where that has them, both kinds together, with 124,000 and 49,000 in a second for kernbench.
     pub fn locks(self) -> Locks {
         let (per_s, hold_ns, count) = match self {
             Workload::Kernbench => (173_000.0, 512.0, 16),
             Workload::Dedup => (62_000.0, 650.0, 8),
-            Workload::Jbb(_) => (12_000.0, 2_000.0, 16),
+            Workload::Jbb(_) => (4_196.0, 141.0, 16),
             Workload::Pi => (1_045.0, 174.0, 16),
             Workload::X264 | Workload::Facesim | Workload::Ferret => (5_000.0, 300.0, 16),
             Workload::Streamcluster | Workload::Npb => (1_045.0, 174.0, 16),
@@ -268,7 +277,7 @@ impl Program {
         match self.workload {
             Workload::Kernbench => self.kernbench(thread, random),
             Workload::Dedup => {
-                self.pipeline(&DEDUP, DEDUP_ITEMS, Some(DEDUP_FLUSHES), thread, random)
+                self.pipeline(&DEDUP, DEDUP_ITEMS, Some(DEDUP_FREES), thread, random)
             }
             Workload::Ferret => self.pipeline(&FERRET, FERRET_ITEMS, None, thread, random),
             Workload::Streamcluster => match step {
@@ -325,12 +334,13 @@ impl Program {
         Op::Compute(piece)
     }
 
-    /// Each thread of a stage takes an item, works on it, and hands it on.
+    /// Each thread of a stage takes an item, works on it, and hands it on. Where a stage `frees` memory, all of them fault it in, which reads
+    /// the process's map of it; to free changes that map.
     fn pipeline(
         &mut self,
         stages: &[Stage],
         items: u64,
-        flushes: Option<usize>,
+        frees: Option<usize>,
         thread: usize,
         random: &mut Random,
     ) -> Op {
@@ -339,25 +349,32 @@ impl Program {
             first += stages[stage].0;
             stage += 1;
         }
-        // take, compute, flush, put
+        let (touches, frees_here) = (frees.is_some(), frees == Some(stage));
+        let work = stages[stage].1;
+        let faults = if touches { work / FAULTS } else { 0 };
+        // take, fault in, work, free, put
         let at = self.left[thread];
-        self.left[thread] = (at + 1) % 4;
+        self.left[thread] = (at + 1) % 10;
         match at {
+            0 if self.taken[stage] == items => Op::End,
             0 => {
-                if self.taken[stage] == items {
-                    return Op::End;
-                }
                 self.taken[stage] += 1;
                 match stage {
-                    0 => self.pipeline(stages, items, flushes, thread, random),
+                    0 => self.pipeline(stages, items, frees, thread, random),
                     _ => Op::Take(stage - 1),
                 }
             }
-            1 => Op::Compute(random.around(stages[stage].1, 0.5)),
-            2 if flushes == Some(stage) => Op::Flush,
-            2 => self.pipeline(stages, items, flushes, thread, random),
-            _ if stage + 1 == stages.len() => Op::Count,
-            _ => Op::Put(stage),
+            1 if touches => Op::Read,
+            2 if touches => Op::Compute(random.around(faults, 0.5)),
+            3 if touches => Op::Release,
+            4 => Op::Compute(random.around(work - faults, 0.5)),
+            5 if frees_here => Op::Write,
+            6 if frees_here => Op::Compute(UNMAP_NS),
+            7 if frees_here => Op::Flush,
+            8 if frees_here => Op::Release,
+            9 if stage + 1 == stages.len() => Op::Count,
+            9 => Op::Put(stage),
+            _ => self.pipeline(stages, items, frees, thread, random),
         }
     }
 
