@@ -1,7 +1,7 @@
 //! A guest's clock, which stands still with its machine and shows an earlier moment in a machine that is restored: by how much it is late
 //! then, and who is to set it.
 
-use super::{Entry, identity::GuestState};
+use super::Entry;
 use floe_ground::news::News;
 use std::time::{Duration, Instant};
 
@@ -75,13 +75,6 @@ impl Clock {
     fn told_s(&self, agent: bool) -> Option<u64> {
         let told = self.left && !agent;
         self.behind_s.filter(|s| told && *s >= CLOCK_BEHIND_MIN_S)
-    }
-}
-
-impl GuestState {
-    /// Whether floe's agent has had so much time to answer.
-    fn had(&self, limit: Duration) -> bool {
-        self.since.is_some_and(|since| since.elapsed() > limit)
     }
 }
 

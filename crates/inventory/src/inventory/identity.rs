@@ -36,6 +36,13 @@ pub struct GuestState {
     pub forgets: bool,
 }
 
+impl GuestState {
+    /// Whether floe's agent has had so much time to answer.
+    pub(super) fn had(&self, limit: Duration) -> bool {
+        self.since.is_some_and(|since| since.elapsed() > limit)
+    }
+}
+
 impl Fresh {
     /// Returns a new identity for a machine of this image, if the image forgets; its card gets a new address then.
     pub fn of_image(config: &mut MachineConfig) -> Option<Fresh> {
