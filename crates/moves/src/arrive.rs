@@ -545,7 +545,7 @@ fn runs(entry: &Entry) -> Reply {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use floe_inventory::inventory::record::sample as record;
+    use floe_inventory::inventory::sample_record as record;
 
     #[test]
     fn what_has_come_is_parked_at_its_image_until_it_is_given() {

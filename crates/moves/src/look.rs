@@ -226,7 +226,7 @@ fn listens(entry: &Entry, forward: &PortForward) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use floe_inventory::inventory::{HeldPort, Inventory, record::sample as record};
+    use floe_inventory::inventory::{HeldPort, Inventory, sample_record as record};
     use std::io::Write;
     use tokio::io::AsyncReadExt;
 

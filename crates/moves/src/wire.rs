@@ -501,7 +501,7 @@ fn say<T: DeserializeOwned>(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use floe_inventory::inventory::record::sample as record;
+    use floe_inventory::inventory::sample_record as record;
 
     fn order(word: Word) -> Order {
         Order {

@@ -516,7 +516,7 @@ fn remove_begun(dir: &Path) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use floe_inventory::inventory::record::sample as record;
+    use floe_inventory::inventory::sample_record as record;
     use std::{fs, os::unix::fs::symlink};
 
     #[test]

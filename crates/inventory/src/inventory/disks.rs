@@ -93,7 +93,7 @@ mod tests {
     use crate::inventory::record::OwnDisk;
 
     fn with_disks() -> Record {
-        let mut record = crate::inventory::record::sample();
+        let mut record = crate::inventory::sample_record();
         record.config.disks = ["disk0", "seed", "disk3"].map(str::to_owned).into();
         record.own_disks = vec![OwnDisk {
             name: "disk3".into(),

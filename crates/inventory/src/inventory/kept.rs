@@ -61,7 +61,7 @@ impl Pauses {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::record::sample as record;
+    use crate::inventory::sample_record as record;
     use std::fs;
 
     #[test]

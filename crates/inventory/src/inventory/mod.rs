@@ -31,7 +31,7 @@ pub use independent::checked_rate;
 pub use kept::RECORD_FILE;
 pub use left_alone::{LeftAlone, remove_all};
 pub use named::Named;
-pub use new_record::NewMachine;
+pub use new_record::{NewMachine, sample_record};
 pub use parts::{HeldPort, Place};
 pub use pauses::{Pauses, now_us};
 pub use users::{For, Users};
@@ -578,7 +578,7 @@ mod tests {
             uid,
             place: format!("machines/{name}"),
             mount_name: name.to_string(),
-            ..record::sample()
+            ..sample_record()
         }
     }
 

@@ -242,7 +242,7 @@ impl Entry {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::inventory::record::sample as record;
+    use crate::inventory::sample_record as record;
     use crate::inventory::{
         lifecycle::Task,
         tests::{inventory, reserve},

@@ -475,40 +475,10 @@ impl Record {
     }
 }
 
-/// A record with something in each place, for tests of every crate that has machines.
-#[doc(hidden)]
-pub fn sample() -> Record {
-    let machine = super::NewMachine {
-        name: "web",
-        image_name: "debian:12",
-        image: Hash::of(b"a"),
-        origin: Origin {
-            urls: vec!["https://hub".into()],
-            token: Some("t".into()),
-            ..Default::default()
-        },
-        config: MachineConfig {
-            cpus: Some(2),
-            ..Default::default()
-        },
-        restored: true,
-        created_unix_s: 7,
-        uid: Some(1),
-        place: "machines/web".into(),
-        mount_name: "web".into(),
-        household: Household::default(),
-    };
-    Record {
-        disk_base: Hash::of(b"b"),
-        forwards: vec!["8080:80".parse().unwrap()],
-        wanted: Wanted::Running,
-        ..Record::new(machine)
-    }
-}
-
 #[cfg(test)]
 mod tests {
-    use super::{sample as record, *};
+    use super::*;
+    use crate::inventory::sample_record as record;
 
     #[test]
     fn a_clones_time_is_over_at_its_end_and_never_without_one() {

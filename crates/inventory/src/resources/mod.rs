@@ -645,7 +645,7 @@ mod tests {
         let mut waiting: Vec<Ahead> = (0..3)
             .map(|_| resources.ahead(&config(256 << 20)).unwrap())
             .collect();
-        let mut record = crate::inventory::record::sample();
+        let mut record = crate::inventory::sample_record();
         record.config = config(768 << 20);
         record.restored = false;
         let refused = resources.reserve(&record, 0, false, || false).unwrap_err();

@@ -590,7 +590,7 @@ mod tests {
             regions: vec![region("disk0", 1000), region("ram", 4096)],
             ..Default::default()
         };
-        let mut record = floe_inventory::inventory::record::sample();
+        let mut record = floe_inventory::inventory::sample_record();
         record.config.disks = ["disk0", "ram", "seed", "disk1"].map(Into::into).into();
         record.own_disks = vec![floe_inventory::inventory::record::OwnDisk {
             name: "seed".into(),

@@ -339,7 +339,7 @@ fn goes_back(record: &mut Record, to: &Back<'_>, place: &NewPlace, limits: Limit
 #[cfg(test)]
 mod tests {
     use super::*;
-    use floe_inventory::inventory::record::{OwnDisk, sample as record};
+    use floe_inventory::inventory::{record::OwnDisk, sample_record as record};
 
     fn image(labels: &[&str]) -> Manifest {
         Manifest {

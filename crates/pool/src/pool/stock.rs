@@ -278,7 +278,7 @@ mod tests {
     #[test]
     fn substrates_give_way_to_machines_and_never_take_what_machines_were_promised() {
         use floe_ground::options::STANDBY_BYTES;
-        let mut record = floe_inventory::inventory::record::sample();
+        let mut record = floe_inventory::inventory::sample_record();
         record.config.memory_bytes = Some(64 << 20);
         record.restored = false;
         let machine_bytes = STANDBY_BYTES + (64 << 20);
