@@ -5,6 +5,7 @@ use super::watch::{Met, Pending};
 use crate::guest::compile;
 use crate::link::Namespace;
 use anyhow::{Context as _, bail};
+use floe_api::ImportRequest;
 use floe_api::client::Client;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::{self, Display};
@@ -29,6 +30,12 @@ const NODE_ADDRESS: &str = "10.79.0.1/30";
 const HUB_ADDRESS: &str = "10.79.0.2/30";
 /// The address on which the hub listens.
 const HUB_LISTEN: &str = "10.79.0.2:7071";
+/// The image that machines are started from.
+pub const IMAGE: &str = "guest";
+/// Memory of each machine, in bytes.
+const GUEST_MEMORY_BYTES: u64 = 96 << 20;
+/// Disk of each machine, in bytes.
+const GUEST_DISK_BYTES: u64 = 8 << 20;
 
 /// A process of this program that serves until it is killed or its input ends.
 struct Served {
@@ -513,4 +520,30 @@ pub fn make_initrd(guest: &crate::guest::Guest, scratch: &Path) -> anyhow::Resul
     fs::write(root.join("init"), INIT)?;
     fs::set_permissions(root.join("init"), fs::Permissions::from_mode(0o755))?;
     guest.add_to_initrd(&root, &scratch.join("hammer.initrd"))
+}
+
+/// Imports the guest with the program that writes and verifies, and an empty disk for it.
+pub fn import_guest(
+    client: &Client,
+    guest: &crate::guest::Guest,
+    initrd: &Path,
+) -> anyhow::Result<()> {
+    let disk = initrd.with_file_name("disk.raw");
+    File::create(&disk)?.set_len(GUEST_DISK_BYTES)?;
+    let text = |path: PathBuf| path.display().to_string();
+    let request = ImportRequest {
+        disks: vec![text(disk)],
+        kernel: Some(text(guest.kernel())),
+        initrd: Some(text(initrd.to_owned())),
+        cmdline: Some(format!(
+            "{} mitigations=off nokaslr tsc=unstable",
+            guest.cmdline()?
+        )),
+        name: Some(IMAGE.into()),
+        memory_bytes: Some(GUEST_MEMORY_BYTES),
+        cpus: Some(1),
+        ..ImportRequest::default()
+    };
+    client.import(&request)?.finish(|_| {})?;
+    Ok(())
 }

@@ -1,12 +1,12 @@
 //! The two machines of a run: boots, checks, kills and restarts them, and waits for them.
-use super::{DISK_BYTES, Driver, IMAGE, LOOK_EVERY, MACHINES, MEMORY_BYTES, START_MAX, STEP_MAX};
+use super::{Driver, LOOK_EVERY, MACHINES, START_MAX, STEP_MAX};
 use crate::experiments::hammer::console::follow;
-use crate::experiments::hammer::world::kill;
+use crate::experiments::hammer::world::{IMAGE, import_guest, kill};
 use crate::guest::Guest as Files;
 use anyhow::{Context as _, ensure};
 use floe_api::client::Client;
-use floe_api::{ImportRequest, MachineInfo, MachineStatus, RunRequest, StartRequest};
-use std::path::{Path, PathBuf};
+use floe_api::{MachineInfo, MachineStatus, RunRequest, StartRequest};
+use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;
 
@@ -156,30 +156,4 @@ impl Driver {
             worker.verify_pushed().context("what was pushed")
         })?
     }
-}
-
-/// Imports the guest with the program that writes and verifies, and an empty disk for it.
-pub(in crate::experiments::hammer) fn import_guest(
-    client: &Client,
-    guest: &Files,
-    initrd: &Path,
-) -> anyhow::Result<()> {
-    let disk = initrd.with_file_name("disk.raw");
-    std::fs::File::create(&disk)?.set_len(DISK_BYTES)?;
-    let text = |path: PathBuf| path.display().to_string();
-    let request = ImportRequest {
-        disks: vec![text(disk)],
-        kernel: Some(text(guest.kernel())),
-        initrd: Some(text(initrd.to_owned())),
-        cmdline: Some(format!(
-            "{} mitigations=off nokaslr tsc=unstable",
-            guest.cmdline()?
-        )),
-        name: Some(IMAGE.into()),
-        memory_bytes: Some(MEMORY_BYTES),
-        cpus: Some(1),
-        ..ImportRequest::default()
-    };
-    client.import(&request)?.finish(|_| {})?;
-    Ok(())
 }

@@ -2,8 +2,6 @@
 mod errors;
 mod machines;
 
-pub(super) use machines::import_guest;
-
 use super::Options;
 use super::console::Shared;
 use super::faults::Faults;
@@ -30,12 +28,6 @@ use std::time::{Duration, Instant};
 
 /// The two machines.
 const MACHINES: [&str; 2] = ["one", "two"];
-/// The image that they are started from.
-pub(super) const IMAGE: &str = "guest";
-/// Memory of each machine, in bytes.
-const MEMORY_BYTES: u64 = 96 << 20;
-/// Disk of each machine, in bytes.
-const DISK_BYTES: u64 = 8 << 20;
 /// How often the storm gets a tick.
 const TICK: Duration = Duration::from_millis(20);
 /// Longest time from a guest's start to its first step, and for its final verification of everything.

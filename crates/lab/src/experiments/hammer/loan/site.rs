@@ -2,8 +2,7 @@
 use super::blows::{Blow, Hit};
 use super::heard::{Heard, Said};
 use crate::experiments::activate::{host_name, join};
-use crate::experiments::hammer::driver::{IMAGE, import_guest};
-use crate::experiments::hammer::world::{kill_supervisor_of, make_initrd};
+use crate::experiments::hammer::world::{IMAGE, import_guest, kill_supervisor_of, make_initrd};
 use crate::guest::Guest;
 use crate::link::Segment;
 use crate::live::Node;
