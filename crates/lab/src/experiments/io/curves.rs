@@ -4,9 +4,10 @@
 use super::figures::{self, Table};
 use super::groups::WEIGHT;
 use super::launches::Launches;
+use super::noise::{Beside, NOISY};
 use super::parts::{LOOK, Lab, Told, one};
 use super::replay::{self, FRAME, FRAME_BYTES, replay};
-use super::site::{Beside, Candidate, NOISY, SETTLE, Stage};
+use super::site::{Candidate, SETTLE, Stage};
 use super::{VSIP, host};
 use crate::harness::Report;
 use crate::plot::{Axes, COLOURS, Scale, Svg};

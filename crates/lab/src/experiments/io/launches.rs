@@ -1,8 +1,7 @@
 //! What is launched at the desk, and what noisy machines replay: what was recorded, and made up what was not.
 
-use super::noise::{Kind as NoiseKind, Lie};
+use super::noise::{Beside, Kind as NoiseKind, Lie, NOISY};
 use super::record::{BOOT, WARM};
-use super::site::{Beside, NOISY};
 use crate::launch::{self, Launch, NOBODY, Script, Step};
 use crate::traces;
 use floe_image::CHUNK_SIZE;

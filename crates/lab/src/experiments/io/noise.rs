@@ -14,6 +14,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+/// How many noisy machines there are.
+pub const NOISY: usize = 7;
 /// What a noisy machine uses of its disk, in bytes. A power of two, so that odd steps reach every block.
 pub const DISK_BYTES: u64 = 64 << 20;
 /// From one block to the next that is read, in blocks: far, and all are read before one is read again.
@@ -96,6 +98,15 @@ impl Lie {
     fn clicks(self) -> bool {
         matches!(self, Lie::Click | Lie::Agent)
     }
+}
+
+/// What goes on beside the desk.
+#[derive(Clone)]
+pub struct Beside {
+    pub kind: Kind,
+    pub machines: usize,
+    /// How the first of them lies.
+    pub lie: Lie,
 }
 
 /// A machine whose guest has an agent.

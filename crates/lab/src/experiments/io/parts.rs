@@ -4,9 +4,9 @@ use super::figures::{self, NOISES};
 use super::launches::{
     Launches, MIXED_BEFORE, MIXED_BYTES, MIXED_FROM, MIXED_READS, MIXED_TIMES, PAGES,
 };
-use super::noise::Lie;
+use super::noise::{Beside, Lie};
 use super::replay::{self, FRAME, FRAME_BYTES, LARGE_FRAME_BYTES, Replayed, replay};
-use super::site::{Beside, Candidate, SETTLE, Site, Stage};
+use super::site::{Candidate, SETTLE, Site, Stage};
 use super::{Extent, FIFO, Part, QUICK, VSIP, WHOLE, candidates, host};
 use crate::harness::{Context, CpuTimes, cpu_times};
 use crate::launch::Launch;

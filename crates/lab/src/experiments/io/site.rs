@@ -5,7 +5,7 @@ use super::desk::{self, Desk, Place};
 use super::disk::Target;
 use super::groups::{CpuCap, Groups, WEIGHT};
 use super::launches::Launches;
-use super::noise::{self, Agent, Got, Lie, Noise, PLAYER};
+use super::noise::{self, Agent, Beside, Got, Lie, NOISY, Noise, PLAYER};
 use super::replay::{FRAMES_AHEAD, LARGE_FRAME_BYTES, Lanes};
 use super::throttle::{Limit, Throttled};
 use crate::experiments::local::LocalMount;
@@ -25,8 +25,6 @@ use std::sync::atomic::{AtomicBool, Ordering::Relaxed};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
-/// How many noisy machines there are.
-pub const NOISY: usize = 7;
 /// Bytes of the modelled disk.
 const BYTES: u64 = 12 << 30;
 /// The processors of the desk's guest, and of a noisy guest; and how much of it that may use, in percent.
@@ -92,15 +90,6 @@ struct Side {
     machines: Vec<MachineHandle>,
     /// The desk, and the first noisy machine, as real guests, once they were needed.
     guests: [Option<Desk>; 2],
-}
-
-/// What goes on beside the desk.
-#[derive(Clone)]
-pub struct Beside {
-    pub kind: noise::Kind,
-    pub machines: usize,
-    /// How the first of them lies.
-    pub lie: Lie,
 }
 
 /// A desk that can be used, beside noise that goes on.
