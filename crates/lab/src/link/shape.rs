@@ -1,9 +1,6 @@
 //! The behaviour of one direction of a link.
-use super::Trace;
+use super::{MTU, Trace};
 use std::sync::Arc;
-
-/// Bytes of the largest IP packet: that of Ethernet, so that real stacks behave as on real links.
-pub const MTU: usize = 1500;
 
 /// The default queue holds 100 ms of the rate, but at least this many full packets. Mobile links and home routers buffer
 /// about that much; a shorter queue would starve a single TCP stream.

@@ -1,8 +1,10 @@
 //! A recorded link in mahimahi's format: a text file in which each line is the millisecond at which one 1500-byte packet
 //! may pass, never decreasing. After the last line it starts again; the last line's time is the length of the loop.
-use super::MTU;
 use anyhow::Context as _;
 use std::path::PathBuf;
+
+/// Bytes of the largest IP packet: that of Ethernet, so that real stacks behave as on real links.
+pub const MTU: usize = 1500;
 
 /// Most lines that are accepted in a trace: hours of a fast link. This bounds the memory for a foreign file.
 const LINES_MAX: usize = 16 << 20;
