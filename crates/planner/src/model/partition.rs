@@ -6,7 +6,7 @@
 //! which takes time in proportion to its accesses, not to pairs of clusters. Then the interval is checked again: chunks between
 //! two of a cluster may have gone to another one, and the rest may be too far apart.
 
-use super::train::Table;
+use super::zero::Table;
 use std::collections::HashMap;
 
 /// How often the second check is repeated; each time only splits what is still too far apart.

@@ -2,10 +2,8 @@
 //! order, on any machine, give the same bytes.
 
 use super::partition::{Cut, partition};
-use super::{
-    ACCESSES_MAX, Body, ChunkAt, Cluster, MODEL_CHUNKS_MAX, Method, Model, Row, Seen, TRACES_MAX,
-    ZeroTrace,
-};
+use super::zero::Table;
+use super::{Body, ChunkAt, Cluster, Method, Model, Row, Seen, TRACES_MAX, ZeroTrace};
 use floe_image::Hash;
 
 /// How clusters are made.
@@ -30,51 +28,13 @@ impl Default for TrainOptions {
     }
 }
 
-/// The distinct chunks of all traces, and each trace as numbers of them.
-pub(super) struct Table {
-    pub chunks: Vec<ChunkAt>,
-    /// For each trace (number of the chunk, microseconds), ordered by time.
-    pub traces: Vec<Vec<(u32, u64)>>,
-}
-
-impl Table {
-    fn new(traces: &[&ZeroTrace]) -> Table {
-        let most = ACCESSES_MAX.min(MODEL_CHUNKS_MAX / traces.len().max(1));
-        let accesses = |t: &ZeroTrace| -> Vec<(ChunkAt, u64)> {
-            let taken = t.accesses.iter().take(most);
-            let at = |a: &super::Timed| ChunkAt {
-                region: a.region,
-                chunk: a.chunk,
-            };
-            taken.map(|a| (at(a), a.t_us)).collect()
-        };
-        let all = traces.iter().flat_map(|t| accesses(t));
-        let mut chunks: Vec<ChunkAt> = all.map(|(at, _)| at).collect();
-        chunks.sort_unstable();
-        chunks.dedup();
-        let numbered = traces.iter().map(|t| {
-            let mut row: Vec<(u32, u64)> = accesses(t)
-                .into_iter()
-                .filter_map(|(at, t)| Some((chunks.binary_search(&at).ok()? as u32, t)))
-                .collect();
-            // Traces needn't be trusted: each chunk is kept once, and they are ordered by time.
-            row.sort_unstable();
-            row.dedup_by_key(|(i, _)| *i);
-            row.sort_by_key(|(_, t)| *t);
-            row
-        });
-        let traces = numbered.collect();
-        Table { chunks, traces }
-    }
-}
-
 fn ms(us: u64) -> u32 {
     u32::try_from(us / 1000).unwrap_or(u32::MAX)
 }
 
 /// Trains a model. Equal traces count once (so repeating a trace gives it no more weight), and at most [`TRACES_MAX`] count at
-/// all. A single trace can add at most [`ACCESSES_MAX`] chunks, each recorded as seen in that trace only; all traces together
-/// give at most [`MODEL_CHUNKS_MAX`] accesses.
+/// all. A single trace can add at most [`ACCESSES_MAX`](super::ACCESSES_MAX) chunks, each recorded as seen in that trace only; all
+/// traces together give at most [`MODEL_CHUNKS_MAX`](super::MODEL_CHUNKS_MAX) accesses.
 pub fn train(method: Method, image: &Hash, traces: &[ZeroTrace], options: &TrainOptions) -> Model {
     let mut sorted: Vec<&ZeroTrace> = traces.iter().filter(|t| !t.accesses.is_empty()).collect();
     sorted.sort();

@@ -1,5 +1,6 @@
-//! Traces with the waiting taken out.
+//! Traces with the waiting taken out, by themselves and as a table of all from which a model is made.
 
+use super::{ChunkAt, MODEL_CHUNKS_MAX};
 use floe_image::{Access, TraceReader};
 use std::collections::HashSet;
 
@@ -62,6 +63,44 @@ impl ZeroTrace {
             accesses: out,
             end_us,
         }
+    }
+}
+
+/// The distinct chunks of all traces, and each trace as numbers of them.
+pub(super) struct Table {
+    pub chunks: Vec<ChunkAt>,
+    /// For each trace (number of the chunk, microseconds), ordered by time.
+    pub traces: Vec<Vec<(u32, u64)>>,
+}
+
+impl Table {
+    pub fn new(traces: &[&ZeroTrace]) -> Table {
+        let most = ACCESSES_MAX.min(MODEL_CHUNKS_MAX / traces.len().max(1));
+        let accesses = |t: &ZeroTrace| -> Vec<(ChunkAt, u64)> {
+            let taken = t.accesses.iter().take(most);
+            let at = |a: &Timed| ChunkAt {
+                region: a.region,
+                chunk: a.chunk,
+            };
+            taken.map(|a| (at(a), a.t_us)).collect()
+        };
+        let all = traces.iter().flat_map(|t| accesses(t));
+        let mut chunks: Vec<ChunkAt> = all.map(|(at, _)| at).collect();
+        chunks.sort_unstable();
+        chunks.dedup();
+        let numbered = traces.iter().map(|t| {
+            let mut row: Vec<(u32, u64)> = accesses(t)
+                .into_iter()
+                .filter_map(|(at, t)| Some((chunks.binary_search(&at).ok()? as u32, t)))
+                .collect();
+            // Traces needn't be trusted: each chunk is kept once, and they are ordered by time.
+            row.sort_unstable();
+            row.dedup_by_key(|(i, _)| *i);
+            row.sort_by_key(|(_, t)| *t);
+            row
+        });
+        let traces = numbered.collect();
+        Table { chunks, traces }
     }
 }
 
