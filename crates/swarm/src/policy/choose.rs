@@ -1,5 +1,5 @@
 //! The rules: what to ask next, and of whom.
-use super::copies::RANKS;
+use super::copies::{COPY_HELD_US, COPY_TURN, RANKS};
 use super::downloads::{Ask, Demand, Flight};
 use super::rate::Rate;
 use super::uploads::Answer;
@@ -19,10 +19,6 @@ const HOPELESS: u64 = 4;
 const SOON_MS: u32 = 5_000;
 /// If what is due needs less than this share of the link, it arrives in time in any order.
 const JUST: f64 = 0.6;
-/// A copy is asked for, or answered, after so many pieces for other purposes, and asked for after so long, in microseconds, if none come:
-/// so it ends although machines never rest, and takes 3 % of a link from them. A pack of 8 MiB then comes in some minutes at least.
-pub(super) const COPY_TURN: usize = 32;
-const COPY_HELD_US: u64 = 4_000_000;
 /// After a machine has waited it has to run for so many times as long before copies go on, at most [`COPY_HELD_US`]: one that waits often will
 /// soon do so again.
 const COPY_REST: u64 = 4;

@@ -1,6 +1,6 @@
 //! The questions of other hosts to this one: answered demand before prefetch and that before copies, a few at a time, within what the
 //! caller grants.
-use super::choose::COPY_TURN;
+use super::copies::COPY_TURN;
 use super::{Action, Config, PeerId, PieceId, Purpose};
 use std::collections::{HashMap, VecDeque};
 
