@@ -4,35 +4,7 @@
 //! so the loan waits in that core's list until that core chooses its next task: no decision changes two queues.
 
 use super::base::{service_ns, virtual_ns};
-use super::queues::{Dirty, Place, Queues, TaskId};
-
-/// What a core has to do for one of its tasks before it chooses again.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Debt {
-    /// Who gets it.
-    pub to: TaskId,
-    /// Who lent it; `None` if this is a loan that comes back.
-    pub from: Option<TaskId>,
-    /// How much, as service in nanoseconds.
-    pub service_ns: i64,
-    /// Whether it may bring the borrower to the front of its queue, not just to its middle.
-    pub to_front: bool,
-}
-
-/// What was lent altogether, as service in nanoseconds: `lent = borrowed + returned + written_off + outstanding`.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Ledger {
-    /// Taken from lenders.
-    pub lent_ns: i64,
-    /// Given to borrowers.
-    pub borrowed_ns: i64,
-    /// Given back to lenders, because the borrower could not use it.
-    pub returned_ns: i64,
-    /// To be given back to lenders that have ended.
-    pub written_off_ns: i64,
-    /// How many loans were made.
-    pub loans: u64,
-}
+use super::queues::{Debt, Dirty, Ledger, Place, Queues, TaskId};
 
 impl Queues {
     /// Returns what was lent altogether.
@@ -151,16 +123,6 @@ impl Queues {
             service_ns,
             to_front: false,
         });
-    }
-
-    /// A task has moved: what is due to it moves, too.
-    pub(super) fn debts_follow(&mut self, id: TaskId, from: usize, to: usize) {
-        let (moved, kept) = std::mem::take(&mut self.cores[from].debts)
-            .into_iter()
-            .partition(|debt| debt.to == id);
-        self.cores[from].debts = kept;
-        let moved: Vec<Debt> = moved;
-        self.cores[to].debts.extend(moved);
     }
 
     /// A task sleeps, ends or has another weight: what it was to get goes back, what it is to get back it has, and what it lent and

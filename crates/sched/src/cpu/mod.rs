@@ -25,10 +25,9 @@ mod tree;
 pub mod user;
 
 pub use base::{Base, Cfs, MS, WEIGHT, service_ns, virtual_ns};
-pub use debts::{Debt, Ledger};
 pub use gang::Gang;
 pub use policy::{Balance, Plain, Policy, Tell};
-pub use queues::{Core, Dirty, Place, Queues, Task, TaskId};
+pub use queues::{Core, Debt, Dirty, Ledger, Place, Queues, Task, TaskId};
 pub use sbco::Sbco;
 pub use scheduler::{AddError, Scheduler, Stop, TASKS_MAX, Woken};
 pub use threshold::{Adaptive, LEAST, MOST, TWO_THIRDS, Threshold};

@@ -1,7 +1,6 @@
 //! The run queues of a host's cores: who runs, who waits and in which order, and what tasks owe each other.
 
 use super::base::{Base, virtual_ns};
-use super::debts::{Debt, Ledger};
 use super::tree::{Key, Tree};
 use crate::MachineId;
 use std::collections::BTreeMap;
@@ -54,6 +53,34 @@ pub struct Task {
     /// Whether it has slept since it last ran: then it goes before others because it slept, not because it runs too fast.
     pub woke: bool,
     new: bool,
+}
+
+/// What a core has to do for one of its tasks before it chooses again.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Debt {
+    /// Who gets it.
+    pub to: TaskId,
+    /// Who lent it; `None` if this is a loan that comes back.
+    pub from: Option<TaskId>,
+    /// How much, as service in nanoseconds.
+    pub service_ns: i64,
+    /// Whether it may bring the borrower to the front of its queue, not just to its middle.
+    pub to_front: bool,
+}
+
+/// What was lent altogether, as service in nanoseconds: `lent = borrowed + returned + written_off + outstanding`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Ledger {
+    /// Taken from lenders.
+    pub lent_ns: i64,
+    /// Given to borrowers.
+    pub borrowed_ns: i64,
+    /// Given back to lenders, because the borrower could not use it.
+    pub returned_ns: i64,
+    /// To be given back to lenders that have ended.
+    pub written_off_ns: i64,
+    /// How many loans were made.
+    pub loans: u64,
 }
 
 /// A core and those who want it.
@@ -350,6 +377,16 @@ impl Queues {
         task.core = to;
         self.link(now_ns, id);
         self.debts_follow(id, from, to);
+    }
+
+    /// A task has moved: what is due to it moves, too.
+    fn debts_follow(&mut self, id: TaskId, from: usize, to: usize) {
+        let (moved, kept) = std::mem::take(&mut self.cores[from].debts)
+            .into_iter()
+            .partition(|debt| debt.to == id);
+        self.cores[from].debts = kept;
+        let moved: Vec<Debt> = moved;
+        self.cores[to].debts.extend(moved);
     }
 
     fn link(&mut self, now_ns: u64, id: TaskId) {
