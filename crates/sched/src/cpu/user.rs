@@ -445,7 +445,7 @@ impl User {
 
     /// Keeps siblings apart, and abreast if that is wanted.
     fn act(&mut self, now_us: u64, actions: &mut Vec<Action>) {
-        let mut loads = places::Loads::of(self.machines.values());
+        let mut loads = places::Loads::of(self.machines.values().flat_map(Watched::wishes));
         for (key, machine) in &mut self.machines {
             match machine.is_kept() {
                 true => machine.keep_apart(*key, now_us, &mut loads, actions),

@@ -5,7 +5,7 @@
 //! What is lent is weight, by nice values, as much on both sides; it is taken back on both sides at once. Whoever has lent or
 //! borrowed takes part in no second loan before that.
 
-use super::machine::Watched;
+use super::machine::{Loan, Watched};
 use super::{Action, ThreadId};
 
 /// The part of a turn of the queue from which on a distance is too large (section 4.3.3).
@@ -25,21 +25,6 @@ const MUCH: (i8, i8) = (2, 3);
 const MUCH_FROM: f64 = 2.0;
 /// The range of nice values.
 const NICE: std::ops::RangeInclusive<i8> = -20..=19;
-
-/// What one vCPU has lent to another.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Loan {
-    lender: ThreadId,
-    borrower: ThreadId,
-    much: bool,
-    since_us: u64,
-}
-
-impl Loan {
-    pub fn is_of(&self, thread: ThreadId) -> bool {
-        [self.lender, self.borrower].contains(&thread)
-    }
-}
 
 impl Watched {
     /// Ends loans that are paid or of no use, and begins those that are due. Returns how many were begun.

@@ -1,6 +1,5 @@
 //! What is known of one machine's vCPUs, what was done to them, and how that is undone.
 
-use super::lend::Loan;
 use super::places::{self, CoreSet, Loads};
 use super::trial::Bucket;
 use super::{Action, Held, MachineSample, NiceStep, Outcome, ThreadId, ThreadSample};
@@ -180,6 +179,21 @@ impl Thread {
         if self.pinned.is_some() && !self.pinning {
             self.pin(machine, self.was, actions);
         }
+    }
+}
+
+/// What one vCPU has lent to another.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) struct Loan {
+    pub lender: ThreadId,
+    pub borrower: ThreadId,
+    pub much: bool,
+    pub since_us: u64,
+}
+
+impl Loan {
+    pub fn is_of(&self, thread: ThreadId) -> bool {
+        [self.lender, self.borrower].contains(&thread)
     }
 }
 

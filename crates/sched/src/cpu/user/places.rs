@@ -1,7 +1,5 @@
 //! Which cores each of a machine's vCPUs may use.
 
-use super::machine::Watched;
-
 /// How many cores a host may have at most: what the kernel's own calls take without asking.
 pub const CORES_MAX: usize = 1024;
 const WORDS: usize = CORES_MAX / 64;
@@ -84,10 +82,10 @@ pub(super) fn parts(cores: &CoreSet, count: usize) -> Vec<CoreSet> {
 pub(super) struct Loads(Vec<f64>);
 
 impl Loads {
-    /// Adds up what all machines want, where they may have it.
-    pub fn of<'a>(machines: impl Iterator<Item = &'a Watched>) -> Loads {
+    /// Adds up what each vCPU wants, where it may have it.
+    pub fn of(wishes: impl Iterator<Item = (CoreSet, f64)>) -> Loads {
         let mut loads = Loads(vec![0.0; CORES_MAX]);
-        for (place, wants) in machines.flat_map(Watched::wishes) {
+        for (place, wants) in wishes {
             loads.add(&place, wants);
         }
         loads
