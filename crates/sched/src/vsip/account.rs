@@ -1,11 +1,11 @@
 //! Who has had how much: the clock, credit, charges, and what is told of them.
 
-use super::choose::Level;
 use super::config::{
     BOOST, CHARGED_BYTES_MAX, CREDIT_SHARERS_MIN, CREDIT_US, HOLD_DEPTH_MAX, HOLD_SERVICES,
     LEAD_MIN, LEAD_US, NEW_SHARERS_MIN, SESSION_US, WRITE_BYTES_MAX, WRITES_PART,
 };
 use super::depth::Depth;
+use super::index::Level;
 use super::machine::Machine;
 use super::{Flight, Vsip};
 use crate::{Limit, MachineStatus, Status};

@@ -1,37 +1,10 @@
 //! Which request is served next.
 
 use super::config::{GUARD_EVERY, GUARD_LOOKS, LEAD_MIN, LOST_US, URGENT_EXTRA};
+use super::index::{Candidate, Level};
 use super::machine::{AHEAD, BULK, INTERACTIVE, LANES, Waiting};
 use super::{Flight, Vsip};
 use crate::{Op, Who};
-
-/// How a request may be taken; the first goes first.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Level {
-    Starving,
-    Urgent,
-    InTurn,
-    Last,
-}
-
-/// A lane from which a request may be taken.
-#[derive(Clone, Copy, Debug, PartialEq)]
-pub(super) struct Candidate {
-    pub level: Level,
-    /// The lowest goes first among those of one level.
-    pub key: f64,
-    pub lane: usize,
-    pub place: usize,
-}
-
-impl Candidate {
-    fn is_before(&self, other: &Candidate) -> bool {
-        let keys = self.key.total_cmp(&other.key);
-        let order = self.level.cmp(&other.level).then(keys);
-        let order = order.then(self.lane.cmp(&other.lane));
-        order.then(self.place.cmp(&other.place)).is_lt()
-    }
-}
 
 /// What may be taken now.
 #[derive(Clone, Copy, Debug)]

@@ -5,13 +5,37 @@
 //! it changes with time alone; they are asked one by one. The tests of `choose` compare every choice with such a search.
 
 use super::Vsip;
-use super::choose::{Candidate, Level};
-use super::machine::{AHEAD, BULK, INTERACTIVE, Machine};
+use super::machine::{AHEAD, BULK, INTERACTIVE, Keys, Machine, Tag};
 use crate::Limit;
 use std::collections::{BTreeMap, BTreeSet};
 
-/// A tag as a number of the same order.
-type Tag = u64;
+/// How a request may be taken; the first goes first.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) enum Level {
+    Starving,
+    Urgent,
+    InTurn,
+    Last,
+}
+
+/// A lane from which a request may be taken.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub(super) struct Candidate {
+    pub level: Level,
+    /// The lowest goes first among those of one level.
+    pub key: f64,
+    pub lane: usize,
+    pub place: usize,
+}
+
+impl Candidate {
+    pub fn is_before(&self, other: &Candidate) -> bool {
+        let keys = self.key.total_cmp(&other.key);
+        let order = self.level.cmp(&other.level).then(keys);
+        let order = order.then(self.lane.cmp(&other.lane));
+        order.then(self.place.cmp(&other.place)).is_lt()
+    }
+}
 
 /// Machines in the order of their tags, by their places.
 #[derive(Debug, Default)]
@@ -36,19 +60,6 @@ pub(super) struct Index {
     by_weight: BTreeMap<u32, usize>,
     weights: u64,
     count: usize,
-}
-
-/// Where a machine is in the sets.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub(super) struct Keys {
-    urgent: Option<Tag>,
-    in_turn: [Option<Tag>; AHEAD],
-    ahead: Option<Tag>,
-    first: Option<Tag>,
-    last: Option<Tag>,
-    idle: Option<u64>,
-    /// In [`Limit::WEIGHT_PARTS`]. 0: not at work.
-    weight: u32,
 }
 
 /// Returns a number for a tag: of two tags the lower one has the lower number.

@@ -1,7 +1,6 @@
 //! What is known of one machine: what it has queued, what it has had, and how its interactive programs read.
 
 use super::config::{BULK_YIELDS, HOLD_HITS_MIN, SECOND_US};
-use super::index::Keys;
 use super::waits::{Rate, Waits};
 use crate::{Class, Limit, MachineId, Op, Purpose, Who};
 use std::collections::VecDeque;
@@ -48,6 +47,22 @@ pub(super) struct Lane<T> {
     pub reads: usize,
     /// When one of them was last taken.
     pub taken_us: u64,
+}
+
+/// A tag as a number of the same order.
+pub(super) type Tag = u64;
+
+/// Where a machine is in the sets of the index.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Keys {
+    pub urgent: Option<Tag>,
+    pub in_turn: [Option<Tag>; AHEAD],
+    pub ahead: Option<Tag>,
+    pub first: Option<Tag>,
+    pub last: Option<Tag>,
+    pub idle: Option<u64>,
+    /// In [`Limit::WEIGHT_PARTS`]. 0: not at work.
+    pub weight: u32,
 }
 
 /// One machine. Its tags are in requests of ordinary size per weight, as the clock that they are compared with.

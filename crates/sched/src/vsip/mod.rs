@@ -27,10 +27,9 @@ pub use config::VsipConfig;
 
 use crate::{Full, Limit, MachineId, Op, Policy, Status, Who};
 use account::credit;
-use choose::Level;
 use config::{CHARGED_BYTES_MAX, LOST_US, MACHINES_MAX};
 use depth::Depth;
-use index::Index;
+use index::{Index, Level};
 use machine::{AHEAD, INTERACTIVE, Machine, Waiting, lane_of};
 use std::collections::{HashMap, VecDeque};
 
