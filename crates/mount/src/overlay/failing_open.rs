@@ -3,49 +3,15 @@
 //! there still, and the next start finds the disk whole.
 
 use super::layer_files::map_path;
+use super::storage::failing::with_fault;
 use super::*;
 use crate::image::Reading;
-use std::cell::RefCell;
 use std::fs::File;
 use std::os::unix::fs::FileExt;
 
 /// The disk's size in bytes.
 const SIZE: u64 = 64 << 10;
 const ERRORS: [i32; 4] = [libc::EIO, libc::EACCES, libc::EMFILE, libc::ENOSPC];
-
-thread_local! {
-    static FAULT: RefCell<Option<Fault>> = const { RefCell::new(None) };
-}
-
-/// Which access fails, with which error, and what it was about once it has.
-struct Fault {
-    left: usize,
-    errno: i32,
-    met: Option<PathBuf>,
-}
-
-/// Called by `access` before the file system is asked.
-pub(super) fn before(path: &Path) -> io::Result<()> {
-    FAULT.with_borrow_mut(|fault| match fault {
-        Some(fault) if fault.met.is_none() && fault.left == 0 => {
-            fault.met = Some(path.to_owned());
-            Err(io::Error::from_raw_os_error(fault.errno))
-        }
-        Some(fault) => {
-            fault.left = fault.left.saturating_sub(1);
-            Ok(())
-        }
-        None => Ok(()),
-    })
-}
-
-/// Returns what comes of `doing` if its access of this number fails, and the path that it was about; `None` if there are fewer.
-fn with_fault<T>(number: usize, errno: i32, doing: impl FnOnce() -> T) -> (T, Option<PathBuf>) {
-    let (left, met) = (number, None);
-    FAULT.set(Some(Fault { left, errno, met }));
-    let done = doing();
-    (done, FAULT.take().and_then(|fault| fault.met))
-}
 
 /// What came before the start.
 #[derive(Clone, Copy, Debug, PartialEq)]

@@ -14,7 +14,7 @@ const ZEROS_BYTES: usize = 1 << 20;
 /// each single thing fail.
 pub(crate) fn access<T>(path: &Path, ask: impl FnOnce() -> io::Result<T>) -> io::Result<T> {
     #[cfg(test)]
-    super::failing_open::before(path)?;
+    failing::before(path)?;
     #[cfg(not(test))]
     let _ = path;
     ask()
@@ -108,4 +108,50 @@ fn write_zeros(file: &File, offset: u64, len: u64) -> io::Result<()> {
         at += n;
     }
     Ok(())
+}
+
+/// Has a single thing fail that is asked of the file system.
+#[cfg(test)]
+pub(crate) mod failing {
+    use std::cell::RefCell;
+    use std::io;
+    use std::path::{Path, PathBuf};
+
+    thread_local! {
+        static FAULT: RefCell<Option<Fault>> = const { RefCell::new(None) };
+    }
+
+    /// Which access fails, with which error, and what it was about once it has.
+    struct Fault {
+        left: usize,
+        errno: i32,
+        met: Option<PathBuf>,
+    }
+
+    /// Fails if this access is the one that is to.
+    pub(super) fn before(path: &Path) -> io::Result<()> {
+        FAULT.with_borrow_mut(|fault| match fault {
+            Some(fault) if fault.met.is_none() && fault.left == 0 => {
+                fault.met = Some(path.to_owned());
+                Err(io::Error::from_raw_os_error(fault.errno))
+            }
+            Some(fault) => {
+                fault.left = fault.left.saturating_sub(1);
+                Ok(())
+            }
+            None => Ok(()),
+        })
+    }
+
+    /// Returns what comes of `doing` if its access of this number fails, and the path that it was about; `None` if there are fewer.
+    pub(crate) fn with_fault<T>(
+        number: usize,
+        errno: i32,
+        doing: impl FnOnce() -> T,
+    ) -> (T, Option<PathBuf>) {
+        let (left, met) = (number, None);
+        FAULT.set(Some(Fault { left, errno, met }));
+        let done = doing();
+        (done, FAULT.take().and_then(|fault| fault.met))
+    }
 }
