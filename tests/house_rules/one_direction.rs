@@ -1,57 +1,36 @@
-//! Rules for who knows whom inside a crate: its files and folders, called rooms here, know each other in one direction. What two
-//! of them need of each other belongs into a third one below both.
+//! Rules for who knows whom inside a crate: the files and folders of its source, and those of each folder there, called rooms here, know
+//! each other in one direction. What two of them need of each other belongs into a third one below both.
 //!
-//! The graph is drawn from the source: from the paths that begin at the crate (or at the module whose rooms these are), in whatever way
-//! they begin there, and from what the crate's root gives other names. Tests may know everything.
+//! The graph is drawn from the source: from the paths that begin at the module whose rooms these are, in whatever way they begin there, and
+//! from what that module's own file gives other names. Tests may know everything.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use floe_tests::{code, read, tracked};
 
-/// Where the rooms are, and how a path to one of them begins.
-const IN_ONE_DIRECTION: &[(&str, &str)] = &[
-    ("crates/threads/src", "crate::"),
-    ("crates/image/src", "crate::"),
-    ("crates/store/src", "crate::"),
-    ("crates/sched/src", "crate::"),
-    ("crates/scx/src", "crate::"),
-    ("crates/extents/src", "crate::"),
-    ("crates/http/src", "crate::"),
-    ("crates/source/src", "crate::"),
-    ("crates/planner/src", "crate::"),
-    ("crates/swarm/src", "crate::"),
-    ("crates/peers/src", "crate::"),
-    ("crates/traces/src", "crate::"),
-    ("crates/mount/src", "crate::"),
-    ("crates/machine/src", "crate::"),
-    ("crates/guest/src", "crate::"),
-    ("crates/api/src", "crate::"),
-    ("crates/front/src", "crate::"),
-    ("crates/hub/src", "crate::"),
-    ("crates/transfer/src", "crate::"),
-    ("crates/ground/src", "crate::"),
-    ("crates/import/src", "crate::"),
-    ("crates/hosts/src/cluster", "crate::cluster::"),
-    ("crates/inventory/src", "crate::"),
-    ("crates/library/src", "crate::"),
-    ("crates/exchange/src", "crate::"),
-    ("crates/machines/src", "crate::"),
-    ("crates/machines/src/machines", "crate::machines::"),
-    ("crates/inputs/src", "crate::"),
-    ("crates/fork/src", "crate::"),
-    ("crates/pool/src", "crate::"),
-    ("crates/park/src", "crate::"),
-    ("crates/moves/src", "crate::"),
-    ("crates/node/src", "crate::"),
-    ("crates/floe/src", "crate::"),
-    ("crates/floe/src/cli", "crate::cli::"),
-    ("crates/lab/src", "crate::"),
-    ("crates/lab/src/experiments", "crate::experiments::"),
-];
-
 /// For each room the other rooms that it names.
 type Rooms = BTreeMap<String, BTreeSet<String>>;
+
+/// The folders of all crates' source, and how a path to one of their rooms begins.
+fn folders(files: &[PathBuf]) -> BTreeMap<PathBuf, String> {
+    let mut folders = BTreeMap::new();
+    for file in files {
+        let parts: Vec<_> = file.iter().map(|part| part.to_string_lossy()).collect();
+        if parts.len() < 4 || parts[0] != "crates" || parts[2] != "src" {
+            continue;
+        }
+        let mut module = "crate::".to_owned();
+        for (at, part) in parts.iter().enumerate().skip(3) {
+            if part == "tests" {
+                break;
+            }
+            folders.insert(file.iter().take(at).collect(), module.clone());
+            module = format!("{module}{part}::");
+        }
+    }
+    folders
+}
 
 /// The name at the beginning of a text.
 fn word(text: &str) -> &str {
@@ -127,7 +106,12 @@ fn given(root: &str) -> BTreeMap<String, String> {
     let mut given = BTreeMap::new();
     for statement in root.split(';') {
         let statement = format!("\n{statement}");
-        let begins = ["\nuse ", "\npub use ", "\npub(crate) use "];
+        let begins = [
+            "\nuse ",
+            "\npub use ",
+            "\npub(crate) use ",
+            "\npub(super) use ",
+        ];
         let tree = begins
             .iter()
             .find_map(|begin| statement.rsplit_once(*begin));
@@ -156,10 +140,16 @@ fn declared(code: &str) -> BTreeSet<String> {
 }
 
 /// Draws the graph of the rooms in a folder.
-fn rooms(base: &Path, module: &str) -> Rooms {
+fn rooms(files: &[PathBuf], base: &Path, module: &str) -> Rooms {
     let (mut rooms, mut root) = (Rooms::new(), BTreeMap::new());
     let mut declares: Rooms = BTreeMap::new();
-    for file in tracked(&["rs"]) {
+    // a module's own file is in its folder, or beside it
+    let beside = base.with_extension("rs");
+    for file in files {
+        if *file == beside {
+            root = given(&code(&read(file)));
+            continue;
+        }
         let Ok(below) = file.strip_prefix(base) else {
             continue;
         };
@@ -170,7 +160,7 @@ fn rooms(base: &Path, module: &str) -> Rooms {
         if name.contains("tests") || name == "interleavings.rs" {
             continue;
         }
-        let mut code = code(&read(&file));
+        let mut code = code(&read(file));
         if parts.len() == 1 && ["lib.rs", "mod.rs"].contains(&&**name) {
             root = given(&code);
             continue;
@@ -230,27 +220,36 @@ fn circle(rooms: &Rooms) -> Option<Vec<String>> {
 
 #[test]
 fn the_rooms_of_a_crate_know_each_other_in_one_direction() {
-    for (base, module) in IN_ONE_DIRECTION {
-        let rooms = rooms(Path::new(base), module);
-        assert!(rooms.values().any(|others| !others.is_empty()), "{base}");
+    let files = tracked(&["rs"]);
+    let mut arrows = 0;
+    for (base, module) in folders(&files) {
+        let rooms = rooms(&files, &base, &module);
+        arrows += rooms.values().map(BTreeSet::len).sum::<usize>();
         if let Some(way) = circle(&rooms) {
             panic!(
-                "{base} has a circle: {}; move what two of them need into a file below both",
+                "{} has a circle: {}; move what two of them need into a file below both",
+                base.display(),
                 way.join(" -> ")
             );
         }
     }
+    assert!(arrows > 1000, "only {arrows} arrows were seen");
 }
 
 #[test]
 fn what_a_room_names_is_seen_in_each_way_of_writing_it() {
-    let rooms = rooms(Path::new("crates/machines/src"), "crate::");
+    let files = tracked(&["rs"]);
+    let rooms = rooms(&files, Path::new("crates/machines/src"), "crate::");
     assert!(rooms.len() > 10 && rooms["run"].contains("machines"));
     // by a name that the root gives, and by the way up
-    let hub = self::rooms(Path::new("crates/hub/src"), "crate::");
+    let hub = self::rooms(&files, Path::new("crates/hub/src"), "crate::");
     assert!(hub["swarm_routes"].contains("swarm") && hub["swarm"].contains("disk"));
     // by a name of a room of which the root takes all
     assert!(hub["tls"].contains("options"));
+    // in a folder within others
+    let (folder, module) = (Path::new("crates/sched/src/cpu/user"), "crate::cpu::user::");
+    assert_eq!(folders(&files)[folder], module);
+    assert!(self::rooms(&files, folder, module)["lend"].contains("machine"));
     // the finder finds one
     let mut circular = rooms;
     let machines = circular.get_mut("machines").expect("a room");
