@@ -1,7 +1,7 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { complain } from "../parts/notices";
+import type { Connection, Pane } from "../parts/pane";
 import type { Console } from "../terminal";
-import type { Connection, Pane } from "./Machine";
 
 const RECONNECT_MS = 1000;
 

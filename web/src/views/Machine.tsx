@@ -1,4 +1,3 @@
-import type { MutableRef } from "preact/hooks";
 import { useCallback, useEffect, useRef, useState } from "preact/hooks";
 import * as acts from "../acts";
 import { isAwake, isLent, type Face, type Machine, type Stream } from "../api";
@@ -6,37 +5,13 @@ import { estimate, shortName } from "../format";
 import { useFace, useLook } from "../look";
 import { Icon } from "../parts/Icon";
 import { complain } from "../parts/notices";
+import type { Connection, Opened, Pane } from "../parts/pane";
 import { along } from "../walk";
 import { Capture } from "./Capture";
 import { ConsolePane } from "./Console";
 import { Fork } from "./Fork";
 import { Buffered, Figures } from "./Playback";
 import { ScreenPane } from "./Screen";
-
-export type Connection = "connecting" | "connected" | "lost";
-
-/** What can be done with an open screen or console from outside of it. */
-interface Opened {
-  focus: () => void;
-  sendCtrlAltDel?: () => void;
-  tellSize?: () => void;
-}
-
-/** What screen and console have in common. */
-export interface Pane {
-  name: string;
-  /** Whether there is something to be seen, here or where it is lent to. */
-  awake: boolean;
-  /** The node that shows it, if that is not this one: a change means another connection. */
-  at: string;
-  /** Whether a bare Esc goes to the guest; with Shift it does the other thing. */
-  escapeToGuest: boolean;
-  onConnection: (connection: Connection) => void;
-  onLeave: () => void;
-  /** The user has typed something here. */
-  onType: () => void;
-  handle: MutableRef<Opened | null>;
-}
 
 const FACES: [Face, string][] = [["screen", "Screen"], ["console", "Console"]];
 /** On a screen Esc leaves unless the user says otherwise; on a console it is the guest's: editors there live by it. */

@@ -1,8 +1,8 @@
 import { useEffect, useRef, useState } from "preact/hooks";
 import { complain } from "../parts/notices";
+import type { Connection, Pane } from "../parts/pane";
 import { Thumb } from "../parts/Thumb";
 import { openScreen, type Screen } from "../vnc";
-import type { Connection, Pane } from "./Machine";
 
 const RECONNECT_MS = 1000;
 
