@@ -113,11 +113,10 @@ test("a machine is lent to a node that this one is paired with, and recalled, in
   expect(asked).toEqual([{ to: "cloud", lend: true, cpus: 4 }]);
 
   // it is there
-  await page.route("**/v1/machines", async (route) => {
+  await page.route("**/v1/machines/web", async (route) => {
     const response = await route.fetch();
-    const { machines } = (await response.json()) as { machines: object[] };
     const moves = { standing: "lent", node: "cloud" };
-    await route.fulfill({ response, json: { machines: machines.map((one) => ({ ...one, moves })) } });
+    await route.fulfill({ response, json: { ...(await response.json()), moves } });
   });
   await answers("recall", {});
   await opened();
