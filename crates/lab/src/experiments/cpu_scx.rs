@@ -209,12 +209,17 @@ pub fn boot(
     mut heard: impl FnMut(&str) -> anyhow::Result<()>,
 ) -> anyhow::Result<()> {
     let guest = Guest::scx()?;
+    // a /dev/kvm that is there and runs no ordinary guest does not make QEMU take the next one
+    let accelerator = match crate::guest::accelerator().as_str() {
+        "kvm" => "kvm",
+        _ => "tcg,thread=multi",
+    };
     // a kernel that breaks ends at once
     let order = format!("{} oops=panic panic=-1 scx={order}", guest.cmdline()?);
     let mut qemu = Command::new("timeout")
         .arg(patience_s.to_string())
         .args(["qemu-system-x86_64", "-M", "q35", "-m", "1024"])
-        .args(["-accel", "kvm", "-accel", "tcg,thread=multi", "-cpu", "max"])
+        .args(["-accel", accelerator, "-cpu", "max"])
         .args(["-smp", &CORES.to_string(), "-nographic", "-no-reboot"])
         .args(["-net", "none", "-append", &order, "-kernel"])
         .arg(guest.kernel())
