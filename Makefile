@@ -165,7 +165,7 @@ programs: deps web
 
 # The guests of all tests, made by a floe that needs no libraries, and what else only `make test-all` needs. The one whose kernel is named by its
 # exact version is the last: when Debian has it no more, the others are there all the same.
-guests: guest-tiny guest-mpi azurite static
+guests: guest-tiny guest-mpi guest-debian azurite static
 	@FLOE=target/static/debug/floe scripts/guest-stock $(GUESTS)/stock
 	@FLOE=target/static/debug/floe scripts/guest-stock $(GUESTS)/shop $(SHOP_PACKAGES)
 	@$(MAKE) -s clang

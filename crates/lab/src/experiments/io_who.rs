@@ -11,7 +11,7 @@ use crate::harness::{Context, Report, Samples};
 use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use days::View;
-use floe_api::ImportRequest;
+use floe_api::{ImportFormat, ImportRequest};
 use floe_sched::classify::List;
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -227,6 +227,8 @@ fn import(node: &Node, name: &str, disk: &Path, initrd: &Path) -> anyhow::Result
     let text = |path: &Path| path.display().to_string();
     let request = ImportRequest {
         disks: vec![text(disk)],
+        // one has nothing that tells what it is
+        format: Some(ImportFormat::Raw),
         kernel: Some(text(&debian.kernel())),
         initrd: Some(text(initrd)),
         cmdline: Some(tiny.cmdline()?),
