@@ -132,15 +132,12 @@ mod node {
     pub mod inventory {
         #[path = "given.rs"]
         pub mod given;
-        #[path = "new_record.rs"]
-        mod new_record;
         #[path = "record.rs"]
         pub mod record;
         #[path = "small.rs"]
         pub mod small;
         #[path = "turn.rs"]
         pub mod turn;
-        pub use new_record::NewMachine;
     }
     #[path = "inputs/src"]
     pub mod inputs {
