@@ -9,6 +9,8 @@ use floe_tests::{code, read, root, tracked};
 
 /// A file that outgrows this holds a second idea that wants a room of its own.
 const FILE_LINES_MAX: usize = 700;
+/// A crate whose source outgrows this is two.
+const CRATE_LINES_MAX: usize = 17_000;
 
 fn metadata() -> serde_json::Value {
     let out = Command::new(env!("CARGO"))
@@ -107,6 +109,26 @@ fn no_source_file_outgrows_one_idea() {
     for file in tracked(&["rs"]) {
         let lines = read(&file).lines().count();
         assert!(lines <= FILE_LINES_MAX, "{}: {lines} lines", file.display());
+    }
+}
+
+#[test]
+fn no_crate_outgrows_what_one_can_know() {
+    let mut crates: BTreeMap<PathBuf, usize> = BTreeMap::new();
+    for file in tracked(&["rs"]) {
+        let in_source = file.iter().nth(2).is_some_and(|folder| folder == "src");
+        if file.starts_with("crates") && in_source {
+            let name = file.iter().take(2).collect();
+            *crates.entry(name).or_default() += read(&file).lines().count();
+        }
+    }
+    assert!(crates.len() > 20, "{} crates", crates.len());
+    for (name, lines) in crates {
+        assert!(
+            lines <= CRATE_LINES_MAX,
+            "{}: {lines} lines",
+            name.display()
+        );
     }
 }
 
