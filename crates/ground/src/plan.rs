@@ -61,7 +61,6 @@ pub fn is_live(manifest: &Manifest) -> bool {
 /// Decides what `run` does with an image, or returns why it can't run it.
 pub fn plan(request: &RunRequest, manifest: &Manifest) -> Result<Plan, NodeError> {
     let has = |name: &str| manifest.region(name).is_some();
-    check_forwards(request)?;
     let live = is_live(manifest);
     if has("device") != has("ram") && !request.cold {
         return Err(refused(
@@ -218,7 +217,8 @@ fn cold_disks(regions: Vec<String>, own: &[&str], hardware: &MachineConfig) -> V
     disks
 }
 
-fn check_forwards(request: &RunRequest) -> Result<(), NodeError> {
+/// Refuses port forwards, and a port to wait for, that can't be meant.
+pub fn check_forwards(request: &RunRequest) -> Result<(), NodeError> {
     if request.forwards.len() > FORWARDS_MAX {
         return Err(usage(
             format!("{} port forwards", request.forwards.len()),
@@ -444,7 +444,7 @@ mod tests {
         }
     }
 
-    fn code(result: Result<Plan, NodeError>) -> ErrorCode {
+    fn code<T: std::fmt::Debug>(result: Result<T, NodeError>) -> ErrorCode {
         let error = result.unwrap_err().to_api();
         assert!(!error.message.is_empty());
         error.code
@@ -640,32 +640,31 @@ mod tests {
 
     #[test]
     fn forwards_that_cannot_be_are_refused_before_anything_starts() {
-        let disk = manifest(&["disk0"], None, None);
         let twice = RunRequest {
             forwards: vec!["8080:80".parse().unwrap(), "8080:81".parse().unwrap()],
             ..request()
         };
-        assert_eq!(code(plan(&twice, &disk)), ErrorCode::Usage);
+        assert_eq!(code(check_forwards(&twice)), ErrorCode::Usage);
         let any = RunRequest {
             forwards: vec!["0:80".parse().unwrap(), "0:81".parse().unwrap()],
             ..request()
         };
-        assert!(plan(&any, &disk).is_ok());
+        assert!(check_forwards(&any).is_ok());
         let wait = RunRequest {
             wait: Wait::Port,
             ..request()
         };
-        assert_eq!(code(plan(&wait, &disk)), ErrorCode::Usage);
+        assert_eq!(code(check_forwards(&wait)), ErrorCode::Usage);
         let named = |wait_port| RunRequest {
             wait: Wait::Port,
             wait_port,
             forwards: vec!["0:53/udp".parse().unwrap(), "0:80".parse().unwrap()],
             ..request()
         };
-        assert!(plan(&named(None), &disk).is_ok());
-        assert!(plan(&named(Some(80)), &disk).is_ok());
+        assert!(check_forwards(&named(None)).is_ok());
+        assert!(check_forwards(&named(Some(80))).is_ok());
         for port in [53, 81] {
-            assert_eq!(code(plan(&named(Some(port)), &disk)), ErrorCode::Usage);
+            assert_eq!(code(check_forwards(&named(Some(port)))), ErrorCode::Usage);
         }
     }
 

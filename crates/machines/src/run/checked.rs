@@ -9,6 +9,7 @@ use floe_api::{
 use floe_ground::{
     error::{NodeError, usage},
     names::MachineName,
+    plan::check_forwards,
 };
 use floe_inventory::inventory::record::{Independent, Origin};
 use floe_library::images::sources::bind_token;
@@ -43,6 +44,7 @@ impl CheckedRun<'_> {
         let name = name.map_err(|error| usage(error.to_string(), ""))?;
         check_host_access(request)?;
         check_swarm(request)?;
+        check_forwards(request)?;
         if request.remove && !request.restart.is_no() {
             return Err(usage(
                 "a machine that is removed once it has ended can't be started again",
@@ -142,7 +144,9 @@ fn authorities_of(request: &RunRequest) -> Result<Authorities, NodeError> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use floe_api::{ErrorCode, Independent as Wish, RestartPolicy, SwarmMember, SwarmMembers};
+    use floe_api::{
+        ErrorCode, Independent as Wish, RestartPolicy, SwarmMember, SwarmMembers, Wait,
+    };
 
     #[test]
     fn a_request_is_read_at_the_door_and_what_cannot_be_meant_is_refused_there() {
@@ -173,6 +177,14 @@ mod tests {
                 independent: Some(Wish {
                     rate_bytes_s: Some(1),
                 }),
+                ..request.clone()
+            },
+            RunRequest {
+                forwards: vec!["8080:80".parse().unwrap(), "8080:81".parse().unwrap()],
+                ..request.clone()
+            },
+            RunRequest {
+                wait: Wait::Port,
                 ..request.clone()
             },
         ] {
