@@ -1,5 +1,6 @@
-//! What users and programs are told. Every text of every event is made here, and nobody tells anything in another way than by
-//! `Core::tell`: an event says the same whoever has noticed what it tells of.
+//! What users and programs are told. Every text of every event is made here, and whoever tells something tells a [`News`], by
+//! `Core::tell`: an event says the same whoever has noticed what it tells of. Two have another way: that a thread has failed, and to one
+//! listener that it has missed some.
 //!
 //! What is told of a machine's life (the first part of [`News`]) only `inventory/lifecycle/` decides, once it is durable.
 

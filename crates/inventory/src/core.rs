@@ -97,7 +97,7 @@ impl Core {
         (Arc::new(core), stopped)
     }
 
-    /// Tells everybody who listens what happened to this, and logs it: the one way for news.
+    /// Tells everybody who listens what happened to this, and logs it.
     pub fn tell(&self, subject: &str, news: &News) {
         self.events.tell(subject, news);
     }

@@ -1,5 +1,5 @@
-//! Clusters of machines: several substrates activated together in one network, told of each other, and what is said and left when that
-//! does not work.
+//! Ensembles: several substrates activated together in one network, told of each other, and what is said and left when that does not
+//! work.
 
 use crate::support::command::{code, ends, floe, said};
 use crate::support::node::{PATIENCE, Signal, TestNode, eventually};
