@@ -299,8 +299,8 @@ pub struct ActivatedInfo {
     /// The disks that it was given.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub disks: Vec<AttachedDisk>,
-    /// Why it lacks some of the size or the disks that were asked for, or that its host no longer answers, so that nobody knows; and what
-    /// helps. The machine runs nevertheless.
+    /// What it lacks of the size or disks that were asked for and why, or that its host no longer answers; with a way out. The machine
+    /// runs nevertheless.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub short: Vec<ApiError>,
 }

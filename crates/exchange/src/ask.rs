@@ -86,8 +86,8 @@ impl Swarms {
         }
     }
 
-    /// Forgets who takes part in a swarm that this node has not entered, so that nobody is told any more that it takes part. One that it
-    /// has entered is left.
+    /// Forgets who takes part in a swarm that this node has not entered, or it would go on telling others that it takes part itself. One
+    /// that it has entered is left as it is.
     fn unlist_if_out(&self, key: &Key) {
         if self.active.part(key).is_none()
             && let Some(known) = self.known.lock().get_mut(key)

@@ -306,8 +306,7 @@ impl Part {
         self.sooner.lock().choose(now, hosts, demand, &lacks)
     }
 
-    /// Returns those of the items that lie in no piece that is predicted and of which one is lacking here, or of which it is not known where
-    /// they lie.
+    /// Returns the items of which something lacks here, or whose place is not known, and which lie in no piece that is predicted.
     fn lacks(&self, wants: &[(Kind, Hash)], predicted: &HashSet<PieceId>) -> Vec<Lack> {
         let (shelf, bytes) = (self.swarm.shelf(), self.reader.bytes());
         let known = self.reader.known(wants).into_iter();

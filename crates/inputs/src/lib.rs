@@ -82,7 +82,7 @@ const ASK_AGAIN: Duration = Duration::from_secs(1);
 const FULL_AGAIN: Duration = Duration::from_millis(20);
 /// The same for a node that does not answer, or whose disk is full.
 const STUCK_AGAIN: Duration = Duration::from_secs(2);
-/// How often files are looked at that say what is over: not with each key that a guest has got, which would take as long as to keep it.
+/// How often files are cleared of what is over. Doing it for each key would cost as much as keeping the key.
 const TIDY_EVERY: Duration = Duration::from_secs(2);
 /// How long an agent may be silent while its guest runs until it is taken for one that is not there.
 const AGENT_WAIT: Duration = Duration::from_secs(20);
@@ -542,8 +542,8 @@ impl Inputs {
         })
     }
 
-    /// Gives up on what an agent was told of that has ended since: nobody will ever say whether its guest has got that, and what was typed
-    /// after it would wait for ever.
+    /// The agent that was told these inputs has ended: nobody will ever say whether its guest has got them. Gives them up, since what was
+    /// typed after them would wait for ever.
     fn give_up(&self, name: &str, now: &mut Mailbox, batch: &Batch) -> Duration {
         let said = now.waiting.said();
         let number = said.map_or(batch.last(), |(_, last)| last.min(batch.last()));

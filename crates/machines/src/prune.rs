@@ -107,8 +107,8 @@ impl Pruning<'_> {
             .collect()
     }
 
-    /// Images that have no name and that nothing uses, with what each has for itself; none that may only get its name. An error while there
-    /// is a name that can't be read.
+    /// Images that have no name and that nothing uses, with the bytes that each has for itself, but none that is just about to get a name. An
+    /// error if any name can't be read.
     fn nameless_images(&self) -> Result<Vec<(Hash, Pruned)>, NodeError> {
         self.images.repo.all_tags()?;
         let mut found = Vec::new();

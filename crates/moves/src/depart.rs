@@ -516,7 +516,8 @@ impl Moves {
     }
 
     /// Removes what is here of a machine that runs on another node. If it is to be kept, or was borrowed, the image of what it was stays for
-    /// a while: what was lent once is lent again, and only what it has changed is sent then. Of what is synced sealed that is what was told.
+    /// a while: what was lent once is lent again, and only what it has changed is sent then. Of a borrowed one that is synced sealed, what this
+    /// node was told does that.
     fn forget(&self, operation: &Operation, to: &Peer, keep: bool) -> Result<(), NodeError> {
         let name = operation.name.to_string();
         let is_kept = |turn: &Turn| keep || (turn.lender.is_some() && !turn.sealed);

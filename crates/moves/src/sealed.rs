@@ -35,7 +35,7 @@ use std::{
     time::Duration,
 };
 
-/// How what was sent last is called among what is kept, and what that is sealed: no machine's key begins so.
+/// How the names begin under which the last sealed capture, and the image that it was made of, are kept: no machine's key begins so.
 const WHAT: &str = "sealed ";
 const WHAT_FROM: &str = "sealed from ";
 /// The label of an image that is a sealed one.
@@ -124,8 +124,8 @@ impl Moves {
         Ok(sealed)
     }
 
-    /// Opens what this node was told, sealed, of a machine that is offered with this key. Returns the image of what it was then, of which
-    /// what comes need not be brought; `None` if there is none that opens.
+    /// Opens what this node was told, sealed, of a machine that is now offered with this key. Returns that image, so that what it has need
+    /// not be brought again; `None` if nothing opens.
     pub(super) fn opens(&self, machine: &str, key: &SealKey, report: &Report) -> Option<Hash> {
         let sealed = self.copies.lock().get(machine).map(|copy| copy.image)?;
         let repo = &self.images.repo;

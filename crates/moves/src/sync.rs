@@ -145,7 +145,7 @@ impl Moves {
         })
     }
 
-    /// Tells the member that has lent a machine what it is, since that asks for it, or says how that goes.
+    /// Tells the lender, who has asked for it, what a borrowed machine is now, or how far that has come.
     pub fn sync_for(
         self: &Arc<Self>,
         asked: &SyncAsked,

@@ -51,7 +51,7 @@ pub struct Move {
     /// The node, by its name in the cluster or by https://ADDRESS:PORT
     #[arg(long, value_name = "NODE", required_unless_present = "here")]
     to: Option<String>,
-    /// Let machines go on here whose other node, to which they were given or from which they come, is gone for good
+    /// Let machines go on here whose other node (they were given to it, or come from it) is gone for good
     #[arg(long, conflicts_with = "to")]
     here: bool,
     /// Copy nothing ahead while a machine runs: less work for both nodes, and it stands still for longer

@@ -238,7 +238,7 @@ fn status(report: &SwarmReport) -> String {
     text
 }
 
-/// Says by what is paced what is fetched ahead; nothing before that was measured.
+/// Says what paces the fetching ahead; nothing before that was measured.
 fn measured(swarm: &SwarmInfo) -> String {
     let (Some(bytes_per_s), Some(piece_us)) = (swarm.bytes_per_s, swarm.piece_us) else {
         return String::new();

@@ -83,8 +83,8 @@ impl Parks {
         }
     }
 
-    /// Returns the image over which a machine's own is made: the one that its memory is of, which is here as long as it is. If that is its
-    /// own, too, the one that its disks stand on, or if also that is its own already, the one below.
+    /// Returns the image over which a machine's own image is made: that of its memory, which is here anyway. If that one is its own already,
+    /// it is the one under its disks, and if that is its own as well, the one below.
     fn merges_over(&self, operation: &Operation) -> Result<Hash, NodeError> {
         let record = operation.record();
         let repo = &self.images.repo;

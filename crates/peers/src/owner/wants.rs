@@ -1,5 +1,4 @@
-//! What is fetched ahead: pieces that somebody waits for without a machine that stands still, and after them what is predicted; and what is
-//! copied. No I/O.
+//! What is fetched ahead: first what somebody reads ahead and waits for, then what is predicted; and copies. No I/O.
 use super::needs::{Done, NEEDS_MAX};
 use crate::swarm::SwarmError;
 use floe_swarm::policy::{PieceId, WINDOW_MAX};
