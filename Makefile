@@ -194,7 +194,7 @@ kvm-check: build guest-tiny guest-mpi guest-scx clang guest-stock guest-shop gue
 	@scripts/kvm-check $(GUESTS)
 
 # FRESH=1 measures all anew; otherwise a run goes on where an earlier one of the same code was cut.
-lab: build guest-debian guest-shop guest-tiny guest-keys guest-apps guest-desktop guest-family ## Measure every figure of docs/benchmarks.md into lab/results/
+lab: build guest-debian guest-shop guest-tiny guest-keys guest-scx clang guest-apps guest-desktop guest-family ## Measure every figure of docs/benchmarks.md into lab/results/
 	$(CARGO) build --release --locked -p floe-lab
 	@failed=; for e in $(EXPERIMENTS); do \
 		case $$e in cpu-user|swarm-sim|swarm-real) all="--minutes 600";; *) all=;; esac; \
