@@ -25,6 +25,7 @@
 
 mod connection;
 mod gate;
+mod interface;
 mod listener;
 pub mod memory;
 pub mod pace;

@@ -14,7 +14,7 @@ use axum::extract::{DefaultBodyLimit, MatchedPath, Request, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::middleware::Next;
 use axum::response::{IntoResponse, Response};
-use axum::routing::{delete, get, post, put};
+use axum::routing::get;
 use axum::{Json, Router};
 use floe_api::hub::{ErrorBody, Health, ImageEntry, ImageList, Resolved, TagRequest, Visibility};
 use floe_front::page::assets;
@@ -55,7 +55,7 @@ async fn metrics(_viewer: Viewer) -> Response {
 
 /// Returns this description.
 async fn openapi() -> Json<utoipa::openapi::OpenApi> {
-    Json(Api::openapi())
+    Json(Description::openapi())
 }
 
 /// Returns the image that a name means to the client: its own image, otherwise a public one.
@@ -207,102 +207,64 @@ async fn untag(
     }
 }
 
-/// The OpenAPI description of the hub's interface; `docs/openapi-hub.json` is its checked-in form.
-#[derive(OpenApi)]
-#[openapi(
-    info(
-        title = "floe hub",
-        description = "Images of running machines: catalogue, packs, batch reads, uploads and traces. \
-        Authorization is a bearer token; a private image looks absent to everybody but its owner and those whom it names."
-    ),
-    paths(
-        healthz,
-        metrics,
-        resolve,
-        images,
-        remove,
-        visibility,
-        tag,
-        untag,
-        files::manifest,
-        thumbnail::thumbnail,
-        files::layout,
-        files::pack,
-        files::statically,
-        batch::read,
-        swarm::join,
-        swarm::overview,
-        swarm::leave,
-        swarm::proven,
-        swarm::damaged,
-        substrates::status,
-        substrates::list,
-        uploads::open,
-        uploads::have,
-        uploads::put_pack,
-        uploads::commit,
-        uploads::cancel,
-        traces::send,
-        traces::all,
-        traces::one,
-        traces::remove,
-        traces::model
-    ),
-    components(schemas(ErrorBody))
-)]
-struct Api;
+floe_front::interface! {
+    #[openapi(
+        info(
+            title = "floe hub",
+            description = "Images of running machines: catalogue, packs, batch reads, uploads and traces. \
+            Authorization is a bearer token; a private image looks absent to everybody but its owner and those whom it names."
+        ),
+        components(schemas(ErrorBody))
+    )]
+    state Arc<Hub>;
+    get "/healthz" healthz,
+    get "/metrics" metrics,
+    get "/v1/resolve" resolve,
+    get "/v1/images" images,
+    delete "/v1/images/{id}" remove,
+    put "/v1/images/{id}/visibility" visibility,
+    put "/v1/tags" tag,
+    delete "/v1/tags" untag,
+    get "/v1/images/{id}/manifest" files::manifest,
+    get "/v1/images/{id}/thumbnail" thumbnail::thumbnail,
+    get "/v1/images/{id}/layout" files::layout,
+    get "/v1/packs/{id}" files::pack,
+    get "/v1/static/{*path}" files::statically,
+    post "/v1/images/{id}/read" batch::read,
+    post "/v1/images/{id}/swarm" swarm::join,
+    get "/v1/images/{id}/swarm" swarm::overview,
+    delete "/v1/images/{id}/swarm/{key}" swarm::leave,
+    get "/v1/packs/{id}/proven" swarm::proven,
+    post "/v1/packs/{id}/damaged" swarm::damaged,
+    get "/v1/pool" substrates::status,
+    get "/v1/pool/substrates" substrates::list,
+    post "/v1/uploads" uploads::open,
+    post "/v1/uploads/{id}/have" uploads::have,
+    put "/v1/uploads/{id}/packs/{pack}" uploads::put_pack,
+    post "/v1/uploads/{id}/commit" uploads::commit,
+    delete "/v1/uploads/{id}" uploads::cancel,
+    post "/v1/images/{id}/traces" traces::send,
+    get "/v1/images/{id}/traces" traces::all,
+    get "/v1/images/{id}/traces/{hash}" traces::one,
+    delete "/v1/images/{id}/traces/{hash}" traces::remove,
+    get "/v1/images/{id}/model" traces::model,
+}
 
-/// Returns the OpenAPI description as JSON text, as it is checked in.
+/// Returns the text of `docs/openapi-hub.json`.
 pub fn openapi_json() -> String {
-    let mut text = Api::openapi()
+    let mut text = Description::openapi()
         .to_pretty_json()
         .unwrap_or_else(|e| format!("{{\"error\": \"{e}\"}}"));
     text.push('\n');
     text
 }
 
-/// Returns the router with all routes.
+/// Returns the router with all routes: those that are described, and those of browsers and of programs that make clients.
 pub(crate) fn router(hub: Arc<Hub>) -> Router {
-    Router::new()
+    described()
         .merge(assets::router(assets::Page::Hub))
         .route("/login", get(login::login))
-        .route("/healthz", get(healthz))
-        .route("/metrics", get(metrics))
         .route("/v1/openapi.json", get(openapi))
-        .route("/v1/resolve", get(resolve))
-        .route("/v1/images", get(images))
-        .route("/v1/images/{id}", delete(remove))
-        .route("/v1/images/{id}/manifest", get(files::manifest))
-        .route("/v1/images/{id}/layout", get(files::layout))
-        .route("/v1/images/{id}/thumbnail", get(thumbnail::thumbnail))
-        .route("/v1/images/{id}/visibility", put(visibility))
-        .route("/v1/images/{id}/read", post(batch::read))
-        .route(
-            "/v1/images/{id}/traces",
-            post(traces::send).get(traces::all),
-        )
-        .route(
-            "/v1/images/{id}/traces/{hash}",
-            get(traces::one).delete(traces::remove),
-        )
-        .route("/v1/images/{id}/model", get(traces::model))
-        .route(
-            "/v1/images/{id}/swarm",
-            post(swarm::join).get(swarm::overview),
-        )
-        .route("/v1/images/{id}/swarm/{key}", delete(swarm::leave))
-        .route("/v1/pool", get(substrates::status))
-        .route("/v1/pool/substrates", get(substrates::list))
-        .route("/v1/packs/{id}", get(files::pack))
-        .route("/v1/packs/{id}/proven", get(swarm::proven))
-        .route("/v1/packs/{id}/damaged", post(swarm::damaged))
-        .route("/v1/static/{*path}", get(files::statically))
-        .route("/v1/tags", put(tag).delete(untag))
-        .route("/v1/uploads", post(uploads::open))
-        .route("/v1/uploads/{id}", delete(uploads::cancel))
-        .route("/v1/uploads/{id}/have", post(uploads::have))
-        .route("/v1/uploads/{id}/packs/{pack}", put(uploads::put_pack))
-        .route("/v1/uploads/{id}/commit", post(uploads::commit))
         .fallback(no_route)
         .method_not_allowed_fallback(no_method)
         // Every handler reads its body through `collect_body`, which enforces the route's own limit.

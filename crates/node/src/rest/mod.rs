@@ -25,7 +25,7 @@ use crate::Node;
 use answer::Failures;
 use axum::{
     Router,
-    routing::{delete, get, post},
+    routing::{get, post},
 };
 use std::sync::Arc;
 use utoipa::OpenApi;
@@ -62,34 +62,18 @@ pub fn members_router(node: Arc<Node>) -> Router {
         .with_state(node)
 }
 
-/// Makes the described routes and their description from one list: what is asked how, and who answers.
-macro_rules! interface {
-    ($($method:ident $path:literal $room:ident::$answer:ident,)*) => {
-        fn described() -> Router<Arc<Node>> {
-            Router::new()$(.route($path, $method($room::$answer)))*
-        }
-
-        /// The interface's description.
-        #[derive(OpenApi)]
-        #[openapi(
-            info(
-                title = "floe node",
-                description = "Runs virtual machines from images on one host. Served on a unix socket; who can open it \
-                    has the rights of the node. Long calls answer one JSON event a line (application/x-ndjson).",
-                license(name = "MIT OR Apache-2.0")
-            ),
-            paths($($room::$answer,)*),
-            components(schemas(floe_api::Event)),
-            modifiers(&Failures)
-        )]
-        pub struct Description;
-
-        #[cfg(test)]
-        const DESCRIBED: &[(&str, &str)] = &[$((stringify!($method), $path)),*];
-    };
-}
-
-interface! {
+floe_front::interface! {
+    #[openapi(
+        info(
+            title = "floe node",
+            description = "Runs virtual machines from images on one host. Served on a unix socket; who can open it \
+                has the rights of the node. Long calls answer one JSON event a line (application/x-ndjson).",
+            license(name = "MIT OR Apache-2.0")
+        ),
+        components(schemas(floe_api::Event)),
+        modifiers(&Failures)
+    )]
+    state Arc<Node>;
     get "/v1/node" system::node,
     get "/v1/page" system::page,
     get "/v1/doctor" system::doctor,
@@ -233,20 +217,5 @@ mod tests {
             now == then,
             "docs/openapi-node.json is not current: FLOE_BLESS=1 cargo test -p floe-node openapi"
         );
-    }
-
-    #[test]
-    fn every_route_is_described_as_it_is_asked() {
-        let description = Description::openapi();
-        for (method, path) in DESCRIBED {
-            let item = &description.paths.paths[*path];
-            let operation = match *method {
-                "get" => &item.get,
-                "post" => &item.post,
-                "delete" => &item.delete,
-                other => panic!("no operation is looked for under {other}"),
-            };
-            assert!(operation.is_some(), "{method} {path}");
-        }
     }
 }
