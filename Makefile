@@ -133,7 +133,7 @@ hammer: build guest-tiny ## Kill everything under guests that write and verify, 
 
 # Azure's blob storage for the tests of buckets.
 AZURITE := .cache/azurite
-AZURITE_PINNED := $(addprefix crates/floe/tests/support/bucket/azurite/,package.json package-lock.json)
+AZURITE_PINNED := $(addprefix crates/transfer/tests/hub/bucket/azurite/,package.json package-lock.json)
 $(AZURITE)/ready: $(AZURITE_PINNED) | deps
 	@mkdir -p $(AZURITE)
 	@cp $(AZURITE_PINNED) $(AZURITE)

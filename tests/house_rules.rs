@@ -240,7 +240,8 @@ fn nobody_but_sqlite_opens_its_databases() {
     let name = ["\"hub", ".db"].concat();
     let home = Path::new("crates/hub/src/upkeep.rs");
     // the first damages that of a hub that has ended, the second has SQLite read it
-    let tests = ["disks.rs", "beside.rs"].map(|file| Path::new("crates/floe/tests/hub").join(file));
+    let tests = ["transfer/tests/hub/disks.rs", "floe/tests/hub/beside.rs"]
+        .map(|file| Path::new("crates").join(file));
     let opens = [
         "File::",
         "OpenOptions",

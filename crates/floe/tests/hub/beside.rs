@@ -4,8 +4,8 @@
 use crate::node::{PATIENCE, Setup, Signal, TestNode};
 use crate::support::*;
 use floe_api::credentials::OwnHub;
-use floe_node::transfer::{PushOptions, push};
 use floe_store::Repository;
+use floe_transfer::{PushOptions, push};
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};

@@ -3,7 +3,7 @@
 use crate::node::{TestNode, eventually};
 use crate::support::*;
 use floe_api::{SwarmJoin, SwarmSeed};
-use floe_node::transfer::{Cancel, HubClient};
+use floe_transfer::{Cancel, HubClient};
 use std::io::{self, BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::sync::atomic::{AtomicUsize, Ordering};

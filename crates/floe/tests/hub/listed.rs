@@ -2,7 +2,7 @@
 
 use crate::support::*;
 use floe_image::Hash;
-use floe_node::transfer::{HubClient, PushOptions, push};
+use floe_transfer::{HubClient, PushOptions, push};
 use std::process::{Command, Output, Stdio};
 
 struct User<'a> {

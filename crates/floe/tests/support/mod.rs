@@ -1,6 +1,7 @@
 //! What the test programs with guests share: nodes, hosts, commands, and what several tests of one thing need.
 #![allow(dead_code, reason = "no program uses all of it")]
 
+#[path = "../../../transfer/tests/hub/bucket/mod.rs"]
 pub mod bucket;
 pub mod clusters;
 pub mod command;

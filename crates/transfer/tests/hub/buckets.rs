@@ -4,11 +4,11 @@ use crate::bucket::azurite::{ACCOUNT, Azurite};
 use crate::bucket::{BucketServer, KEYS, Mood};
 use crate::support::*;
 use floe_image::{Hash, ImageName, Kind, Layout, PackIndex};
-use floe_node::transfer::{
-    Cancel, Destination, Place, Progress, PullOptions, PushReport, Stock, TransferError, pull, send,
-};
 use floe_source::{Bucket, Options, Registry, Source};
 use floe_store::Repository;
+use floe_transfer::{
+    Cancel, Destination, Place, Progress, PullOptions, PushReport, Stock, TransferError, pull, send,
+};
 use std::collections::HashSet;
 use std::sync::Mutex;
 
@@ -226,8 +226,7 @@ fn an_image_goes_from_a_hub_to_a_bucket_and_from_there_to_a_hub() {
         public: Some(true),
     };
     let cancel = Cancel::default();
-    let client =
-        floe_node::transfer::HubClient::new(&other.hub.url(), Some(&other.ann), None, &cancel);
+    let client = floe_transfer::HubClient::new(&other.hub.url(), Some(&other.ann), None, &cancel);
     let place = Place::Hub(client.unwrap(), wish);
     send(Stock::Source(&from), &id, &place, 0, &cancel, &|_| ()).unwrap();
     let there = Registry::default()

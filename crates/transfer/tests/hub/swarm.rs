@@ -257,12 +257,12 @@ fn who_may_read_no_longer_is_off_the_list_and_the_token_is_another() {
         assert_eq!(proven(&world, &pack.id, 0, 1, bob).status, 404);
     }
     // bob has a copy of his own now: that is his business, and ann's is hers
-    let options = floe_node::transfer::PushOptions {
+    let options = floe_transfer::PushOptions {
         name: Some("copy".into()),
         public: Some(false),
         ..Default::default()
     };
-    floe_node::transfer::push(
+    floe_transfer::push(
         &world.repository,
         &id,
         &world.hub.url(),

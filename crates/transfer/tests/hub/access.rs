@@ -3,8 +3,8 @@
 use crate::support::*;
 use floe_hub::{Anonymous, HubOptions, Tls};
 use floe_image::{Kind, Layout, ReadRequest, chunk_hash};
-use floe_node::transfer::{PushOptions, TransferError, push};
 use floe_source::Registry;
+use floe_transfer::{PushOptions, TransferError, push};
 
 /// Every route that tells something about an image.
 fn routes(id: &str) -> Vec<(&'static str, String)> {
@@ -495,7 +495,7 @@ fn the_checked_in_description_of_the_interface_is_current() {
     let checked_in = std::fs::read_to_string(&path).unwrap_or_default();
     assert!(
         checked_in == floe_hub::openapi_json(),
-        "docs/openapi-hub.json is not current: FLOE_BLESS=1 cargo test -p floe --test hub description"
+        "docs/openapi-hub.json is not current: FLOE_BLESS=1 cargo test -p floe-transfer --test hub description"
     );
 }
 

@@ -6,8 +6,8 @@ use floe_image::{
     CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, Layout, MachineConfig, Manifest, PackRef,
     PackWriter, Region, Segment, chunk_hash, compress_frame,
 };
-use floe_node::transfer::{PushOptions, PushReport, TransferError, push};
 use floe_store::Repository;
+use floe_transfer::{PushOptions, PushReport, TransferError, push};
 use std::collections::HashSet;
 use std::path::Path;
 use std::time::Duration;

@@ -2,11 +2,11 @@
 
 use crate::support::*;
 use floe_image::Hash;
-use floe_node::transfer::{
-    Cancel, Destination, Progress, PullOptions, PushOptions, TransferError, copy_packs, pull, push,
-};
 use floe_source::Registry;
 use floe_store::{Cache, Ingest, IngestOptions, Repository};
+use floe_transfer::{
+    Cancel, Destination, Progress, PullOptions, PushOptions, TransferError, copy_packs, pull, push,
+};
 use std::sync::Mutex;
 
 fn numbers(count: u64) -> Vec<u64> {
@@ -29,7 +29,7 @@ fn pulled(
     id: &Hash,
     into: &str,
     token: Option<&str>,
-) -> (Repository, floe_node::transfer::PullReport) {
+) -> (Repository, floe_transfer::PullReport) {
     let repository = Repository::create(&world.dir.path().join(into)).unwrap();
     let registry = Registry::default();
     let source = registry.open_at(&world.hub.url(), token, None).unwrap();

@@ -2,8 +2,8 @@
 
 use crate::support::*;
 use floe_hub::HubOptions;
-use floe_node::transfer::{PushOptions, TransferError, push};
 use floe_store::Repository;
+use floe_transfer::{PushOptions, TransferError, push};
 use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
 use std::path::Path;
@@ -297,8 +297,8 @@ fn removing_an_image_keeps_the_packs_that_another_needs() {
     let source = floe_source::Registry::default()
         .open_at(&world.hub.url(), None, None)
         .unwrap();
-    let to = floe_node::transfer::Destination::Repository(&there, None);
-    floe_node::transfer::pull(&*source, &b, to, &Default::default(), &|_| ()).unwrap();
+    let to = floe_transfer::Destination::Repository(&there, None);
+    floe_transfer::pull(&*source, &b, to, &Default::default(), &|_| ()).unwrap();
     assert_eq!(pages_of(&there, &b), pages_of(&world.repository, &b));
     assert_eq!(
         world
