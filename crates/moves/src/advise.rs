@@ -141,9 +141,7 @@ impl Moves {
         let wanted_s = ran_s + wait_now.saturating_sub(wait) as f64 / 1e9;
         let cpus = f64::from(entry.record().size().cpus.max(1));
         let key = entry.turn().map(|turn| turn.key);
-        let told = key.and_then(|key| self.told.lock().get(&key).copied());
-        // a count that has gone back is one of another QEMU
-        let unknown = now.checked_sub(told.unwrap_or_default()).unwrap_or(now);
+        let unknown = self.known.lock().lacks(key.as_deref(), now);
         Ok(Seen {
             busy: (wanted_s / s / cpus).min(1.0),
             has: match wanted_s > 0.0 {

@@ -22,7 +22,7 @@ use floe_inventory::inventory::{
     lifecycle::Task,
     record::{Afterwards, Household, Origin, Record, Wanted},
     small::Small,
-    turn::{Heard, Peer, Side, Syncing, Turn, heard},
+    turn::{Heard, Peer, Side, Turn, heard},
 };
 use floe_library::images::{PARK_LABEL, sources::Found};
 use floe_machines::machines::launch::choose_ports;
@@ -355,8 +355,8 @@ impl Moves {
         Ok(())
     }
 
-    /// Removes what is here of a machine that was lent to a node and comes back from it. Returns how it is synced by itself.
-    fn gives_way(&self, key: &str, by: &FromMember) -> Result<Option<Syncing>, NodeError> {
+    /// Removes what is here of a machine that was lent to a node and comes back from it. Returns its record.
+    fn gives_way(&self, key: &str, by: &FromMember) -> Result<Option<Arc<Record>>, NodeError> {
         let Some(entry) = self.find(key) else {
             return Ok(None);
         };
@@ -379,7 +379,7 @@ impl Moves {
         let name = operation.name.as_str();
         self.inputs.was_given(name, record.created_unix_s, &from);
         self.machines.remove(&operation, true)?;
-        Ok(record.syncing.clone())
+        Ok(Some(record))
     }
 
     /// Makes a machine of an image that has come. The record is what makes it be there.
@@ -397,7 +397,11 @@ impl Moves {
         let mut config = found.manifest.config.clone();
         config.labels.remove(PARK_LABEL);
         // what it was goes only now that all of it is here; the other node has it until it is given
-        let syncing = self.gives_way(&order.key, by)?;
+        let lent = self.gives_way(&order.key, by)?;
+        // a borrower keeps what it gives back, and a lender what it lends; what was sealed is of the last sync
+        let kept = (lent.is_some() || order.machine.lends) && !order.machine.sealed;
+        self.known.lock().arrives(&order.key, kept);
+        let syncing = lent.and_then(|lent| lent.syncing.clone());
         let mut turn = Turn::arrived(&order.key, order.number, from.clone());
         turn.parked = order.machine.parked;
         turn.sealed = order.machine.sealed;
@@ -456,6 +460,10 @@ impl Moves {
     /// Lets a machine go on that was given to this node. Returns why it could not.
     pub(super) fn comes(&self, operation: &Operation, from: &Peer) -> String {
         let trouble = self.go_on(operation);
+        if let Some(turn) = operation.turn() {
+            let changes = self.machines.changes_of(operation);
+            self.known.lock().goes_on(&turn.key, changes);
+        }
         let news = News::Arrived(from.name.clone());
         self.core.tell(operation.name.as_str(), &news);
         trouble

@@ -88,6 +88,7 @@ use std::{
     sync::{Arc, Weak},
     time::{Duration, Instant},
 };
+use when::Known;
 
 /// The service that moves machines.
 pub struct Moves {
@@ -107,8 +108,8 @@ pub struct Moves {
     copies: Mutex<HashMap<String, KeptCopy>>,
     /// What members have asked for and is under way: machines that go back to them, or that they are told of.
     asked: Mutex<HashMap<(String, SocketAddr), Ended>>,
-    /// How much machines had changed, by their keys, when they were told of last.
-    told: Mutex<HashMap<String, u64>>,
+    /// How much machines had changed when the other node knew all of them last.
+    known: Mutex<Known>,
     /// How fast bytes went over the links to other nodes last.
     rates: Mutex<HashMap<SocketAddr, Rates>>,
     /// How fast this host was last.
@@ -184,7 +185,7 @@ impl Moves {
             arriving: Mutex::default(),
             copies: Mutex::default(),
             asked: Mutex::default(),
-            told: Mutex::default(),
+            known: Mutex::default(),
             rates: Mutex::default(),
             speed: Mutex::default(),
             leases: Leases::new(),
@@ -271,6 +272,7 @@ impl Moves {
         let image_name = operation.record().image_name.clone();
         self.close_ports(&before.key);
         if before.borrower().is_some() {
+            self.known.lock().arrives(&before.key, false); // that node's copy is another by now, if there is one
             self.goes_on_from(operation, before, report)?;
         }
         operation.update(|record| {

@@ -121,7 +121,7 @@ impl Moves {
         report.stage("ask")?;
         let (key, changes) = (order.key.clone(), self.machines.changes_of(&operation));
         let wire_bytes = self.copy_ahead(&operation, with, order, true, report)?;
-        self.told.lock().insert(key, changes);
+        self.known.lock().told(key, changes);
         Ok(wire_bytes)
     }
 
@@ -179,10 +179,7 @@ impl Moves {
     /// Whether a machine has not changed by so much since it was told of.
     fn changed_less(&self, entry: &Entry, asked: &SyncAsked) -> bool {
         let now = self.machines.changes_of(entry);
-        let mut told = self.told.lock();
-        let then = *told.entry(asked.key.clone()).or_insert(now);
-        // a count that has gone back is one of another QEMU
-        let changed = now.checked_sub(then).unwrap_or(now);
+        let changed = self.known.lock().lacks_from_now_on(&asked.key, now);
         changed < asked.at_least_bytes
     }
 

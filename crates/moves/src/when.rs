@@ -3,7 +3,9 @@
 //! It is synced once the time between two syncs is over, or sooner once it has changed by so many bytes. What a machine that runs on the
 //! other node has changed, that node knows: it is asked from time to time to sync the machine if that is enough. A sync that fails is
 //! tried again after pauses that double, so that a link that is cut costs little; and nothing is made up for: one sync has all that
-//! several would have had.
+//! several would have had. [`Known`] counts what the other node does not know yet.
+
+use std::collections::HashMap;
 
 /// How often within the time between two syncs the other node is asked whether the machine has changed by so much.
 const ASKS: u64 = 8;
@@ -104,6 +106,49 @@ impl Syncs {
     }
 }
 
+/// How much machines had changed when another node knew all of them last, by their keys.
+#[derive(Debug, Default)]
+pub(super) struct Known(HashMap<String, u64>);
+
+impl Known {
+    /// Notes that another node knows what a machine was when the count of its changes was this.
+    pub fn told(&mut self, key: String, changes: u64) {
+        self.0.insert(key, changes);
+    }
+
+    /// Notes that a machine is about to go on here that another node had. `kept`: that node keeps what it is.
+    pub fn arrives(&mut self, key: &str, kept: bool) {
+        self.0.remove(key);
+        if kept {
+            self.0.insert(key.to_owned(), 0);
+        }
+    }
+
+    /// Notes that a machine that has come goes on here, with a QEMU whose count of changes is this: what is in it came from the other node.
+    pub fn goes_on(&mut self, key: &str, changes: u64) {
+        if let Some(known) = self.0.get_mut(key) {
+            *known = changes;
+        }
+    }
+
+    /// Returns how many bytes of a machine another node does not know, now that the count of its changes is this. `None` as a key: no
+    /// node was ever told of it.
+    pub fn lacks(&self, key: Option<&str>, now: u64) -> u64 {
+        let then = key.and_then(|key| self.0.get(key));
+        since(now, then.copied().unwrap_or_default())
+    }
+
+    /// The same of a machine that counts from now on if no node was told of it before.
+    pub fn lacks_from_now_on(&mut self, key: &str, now: u64) -> u64 {
+        since(now, *self.0.entry(key.to_owned()).or_insert(now))
+    }
+}
+
+/// Returns what has changed since the count was `then`. One that has gone back is of another QEMU.
+fn since(now: u64, then: u64) -> u64 {
+    now.checked_sub(then).unwrap_or(now)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -143,6 +188,29 @@ mod tests {
         assert_eq!(syncs.next(&WISH, 75_000, None), Next::SyncIf(64 << 20));
         // whatever it says, the time comes
         assert_eq!(syncs.next(&WISH, 300_000, None), Next::Sync);
+    }
+
+    #[test]
+    fn of_a_machine_that_has_come_back_the_other_node_lacks_what_it_changed_since_then() {
+        let (key, mut known) = ("00112233445566aa", Known::default());
+        assert_eq!(known.lacks(None, 50), 50);
+        assert_eq!(known.lacks(Some(key), 50), 50);
+        known.told(key.into(), 50);
+        assert_eq!(known.lacks(Some(key), 70), 20);
+        // it was lent, and its new QEMU has touched much of what came
+        known.arrives(key, true);
+        known.goes_on(key, 200);
+        assert_eq!(known.lacks(Some(key), 200), 0);
+        assert_eq!(known.lacks(Some(key), 230), 30);
+        // it was parked and woken, which nobody was told
+        assert_eq!(known.lacks(Some(key), 40), 40);
+        // what was moved is kept nowhere else
+        known.arrives(key, false);
+        known.goes_on(key, 300);
+        assert_eq!(known.lacks(Some(key), 310), 310);
+        // one of which nobody was told counts from the first question on
+        assert_eq!(known.lacks_from_now_on(key, 310), 0);
+        assert_eq!(known.lacks_from_now_on(key, 330), 20);
     }
 
     proptest! {
