@@ -8,16 +8,21 @@
 
 use super::{
     Moves,
+    depart::{check_loan, new_key},
     wire::{self, Speed},
 };
-use floe_api::{Advice, AdviceVerdict, AdviseRequest, size_text};
+use floe_api::{Advice, AdviceVerdict, AdviseRequest, ApiError, ErrorCode, size_text};
 use floe_ground::{
     caller::FromMember,
     error::{NodeError, at, failed, usage},
     pays::{BUSY_MIN, Case, Costs, Verdict},
+    report::Report,
 };
 use floe_image::Hash;
-use floe_inventory::inventory::{Entry, turn::Peer};
+use floe_inventory::inventory::{
+    Entry,
+    turn::{Peer, Turn},
+};
 use floe_machines::vcpus::run_and_wait_ns;
 use parking_lot::Mutex;
 use rustix::time::{ClockId, clock_gettime};
@@ -113,13 +118,29 @@ impl Moves {
         let work_s = request.work_s.unwrap_or(WORK_S);
         let most = entry.record().size().memory_bytes as f64;
         let case = seen.case((work_s, most), (speedup, round_trip_s), rates);
-        Ok(advice(
+        let said = advice(
             &case,
             &to.name,
             rates.is_some(),
             request.work_s,
             entry.had_input(),
-        ))
+        );
+        Ok(unless(said, self.why_not(&entry, &to)))
+    }
+
+    /// Returns why a machine can't go to another node, if that is so: as `floe offload` is told it, by this node and by that one. What passes
+    /// in a moment here, as when a loan has just ended, is no reason.
+    fn why_not(&self, entry: &Entry, to: &Peer) -> Option<ApiError> {
+        let (report, _events) = Report::new(); // what it does without there is said when it goes
+        let mut turn = Turn::offered(entry.turn().as_ref(), new_key(), to.clone());
+        turn.lends = true;
+        let goes = self.check_goes(entry, &report);
+        let goes = goes.and_then(|()| check_loan(entry, to, true));
+        let could = match goes {
+            Err(error) if error.code() == ErrorCode::Busy => return None,
+            goes => goes.and_then(|()| self.ask(entry, to, &turn)),
+        };
+        Some(could.err()?.to_api())
     }
 
     /// Looks at a machine for a moment.
@@ -259,6 +280,18 @@ fn check(request: &AdviseRequest) -> Result<(), NodeError> {
     }
 }
 
+/// Advises against what can't be done, whatever the model says of it.
+fn unless(said: Advice, why_not: Option<ApiError>) -> Advice {
+    let Some(error) = why_not else {
+        return said;
+    };
+    Advice {
+        verdict: AdviceVerdict::Stay,
+        why: format!("it can't go to {}: {}", said.to, error.message),
+        ..said
+    }
+}
+
 /// Puts into words what the model says. `work_s`: of the job, if its user knows that; `had_input`: whether somebody is at the machine.
 fn advice(case: &Case, to: &str, link: bool, work_s: Option<f64>, had_input: bool) -> Advice {
     let costs = Costs::default();
@@ -356,6 +389,21 @@ mod tests {
             ..CASE
         };
         assert_eq!(said(&weak, true, Some(1e6)).verdict, AdviceVerdict::Stay);
+    }
+
+    #[test]
+    fn what_cannot_go_there_stays_whatever_would_be_gained() {
+        let said = || advice(&CASE, "cloud", true, Some(600.0), false);
+        assert_eq!(unless(said(), None), said());
+        let no_room = ApiError {
+            code: ErrorCode::Refused,
+            message: "there is no room for web".into(),
+            fix: String::new(),
+        };
+        let stays = unless(said(), Some(no_room));
+        assert_eq!(stays.verdict, AdviceVerdict::Stay);
+        assert_eq!(stays.why, "it can't go to cloud: there is no room for web");
+        assert_eq!(stays.there_s, said().there_s);
     }
 
     #[test]

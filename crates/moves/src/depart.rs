@@ -14,7 +14,7 @@ use floe_ground::{
     report::{Report, millis},
 };
 use floe_inventory::inventory::{
-    Operation,
+    Entry, Operation,
     lifecycle::Task,
     turn::{Peer, Side, Turn},
 };
@@ -114,13 +114,8 @@ impl Moves {
     }
 
     /// Asks another node whether a machine could come, as what it is to be there. Returns what it was asked.
-    pub(super) fn ask(
-        &self,
-        operation: &Operation,
-        to: &Peer,
-        turn: &Turn,
-    ) -> Result<Order, NodeError> {
-        let record = operation.record();
+    pub(super) fn ask(&self, entry: &Entry, to: &Peer, turn: &Turn) -> Result<Order, NodeError> {
+        let record = entry.record();
         let mut config = record.config.clone();
         // that node need not have room for what its guest has given back
         record.given.label(&mut config);
@@ -276,11 +271,11 @@ impl Moves {
     }
 
     /// Refuses what another node could not have as it is here, with the way out.
-    fn check_goes(&self, operation: &Operation, report: &Report) -> Result<(), NodeError> {
-        let name = &operation.name;
-        operation.is_here()?;
-        operation.answers()?;
-        let record = operation.record();
+    pub(super) fn check_goes(&self, entry: &Entry, report: &Report) -> Result<(), NodeError> {
+        let name = &entry.name;
+        entry.is_here()?;
+        entry.answers()?;
+        let record = entry.record();
         if let Some(owed) = record.turn.as_ref().and_then(Turn::peer) {
             return Err(busy(
                 format!(
@@ -306,8 +301,8 @@ impl Moves {
                 ),
             ));
         }
-        if !operation.is_parked() {
-            operation.vm()?;
+        if !entry.is_parked() {
+            entry.vm()?;
         }
         if record.network.is_some() {
             return Err(refused(
@@ -539,14 +534,14 @@ pub(super) fn new_key() -> String {
 }
 
 /// Refuses to move a borrowed machine elsewhere than to its lender, or to lend it on: its lender would not know where it is.
-fn check_loan(operation: &Operation, to: &Peer, lends: bool) -> Result<(), NodeError> {
-    let lender = operation.turn().and_then(|turn| turn.lender);
+pub(super) fn check_loan(entry: &Entry, to: &Peer, lends: bool) -> Result<(), NodeError> {
+    let lender = entry.turn().and_then(|turn| turn.lender);
     match lender {
         Some(lender) if lends || lender.address != to.address => Err(refused(
-            format!("{} has lent {} to this node", lender.name, operation.name),
+            format!("{} has lent {} to this node", lender.name, entry.name),
             format!(
                 "floe move {0} --to {1} gives it back, as floe recall {0} does on {1}; from there it goes anywhere",
-                operation.name, lender.name
+                entry.name, lender.name
             ),
         )),
         _ => Ok(()),

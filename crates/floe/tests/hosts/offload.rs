@@ -488,6 +488,11 @@ fn a_host_is_drained_onto_the_nodes_that_can_have_its_machines() {
     assert!(web(&nodes[0]).is_none() && runs(&nodes[1]));
     let nothing = ok(&nodes[0], &["drain"]);
     assert!(nothing.contains("anything to lose"), "{nothing}");
+    // another of its name can't go there
+    nodes[0].run_named("tiny", "web");
+    let args = ["advise", "web", "--to", "node-1", "--link", "7.2M"];
+    let stays = ok(&nodes[0], &args);
+    assert!(stays.contains("it can't go to node-1"), "{stays}");
 }
 
 #[test]
