@@ -10,7 +10,7 @@ use crate::{MachineHandle, Mount};
 use floe_image::Hash;
 use floe_sched::classify::{List, ListError, Name, Scope, Told};
 use floe_sched::{Limit, MachineId, MachineStatus, Status};
-use std::collections::HashMap;
+use std::{collections::HashMap, time::Duration};
 
 /// What the scheduler of disk requests knows, with the machines' names.
 #[derive(Clone, Debug, Default, PartialEq)]
@@ -113,10 +113,12 @@ impl MachineHandle {
         file_maps::begin(&self.core, &self.machine);
     }
 
-    /// Returns whether an input to this machine was ever reported.
-    pub fn had_input(&self) -> bool {
-        let known = self.core.classes.classifier.lock();
-        let status = known.status(self.machine.id);
-        status.is_some_and(|status| status.inputs > 0)
+    /// Returns how long ago the last input to this machine was reported; `None` if none ever was.
+    pub fn last_input(&self) -> Option<Duration> {
+        let classes = &self.core.classes;
+        let known = classes.classifier.lock();
+        let last_us = known.status(self.machine.id)?.last_input_us?;
+        let ago_us = classes.now_us().saturating_sub(last_us);
+        Some(Duration::from_micros(ago_us))
     }
 }

@@ -33,6 +33,8 @@ use std::{
 
 /// For how long a machine is looked at.
 const SAMPLE: Duration = Duration::from_secs(2);
+/// Somebody whose last key, button or touch is no longer ago than this is at the machine, and waits for it.
+const AT_IT: Duration = Duration::from_secs(10);
 /// How much processor time it takes to measure a core's speed.
 const SPEED_SAMPLE: Duration = Duration::from_millis(100);
 /// How long that may take on a host that is busy.
@@ -123,7 +125,7 @@ impl Moves {
             &to.name,
             rates.is_some(),
             request.work_s,
-            entry.had_input(),
+            entry.last_input().is_some_and(|ago| ago <= AT_IT),
         );
         Ok(unless(said, self.why_not(&entry, &to)))
     }
@@ -292,11 +294,13 @@ fn unless(said: Advice, why_not: Option<ApiError>) -> Advice {
     }
 }
 
-/// Puts into words what the model says. `work_s`: of the job, if its user knows that; `had_input`: whether somebody is at the machine.
-fn advice(case: &Case, to: &str, link: bool, work_s: Option<f64>, had_input: bool) -> Advice {
+/// Puts into words what the model says. `work_s`: of the job, if its user knows that; `used`: whether somebody is at the machine. What that
+/// one does next is decided by what is seen and typed, however busy the machine is, and would cross the link each time.
+fn advice(case: &Case, to: &str, link: bool, work_s: Option<f64>, used: bool) -> Advice {
     let costs = Costs::default();
     let forecast = case.forecast(&costs);
-    let bound = case.verdict(&costs) == Verdict::Bound;
+    let waits = case.verdict(&costs) == Verdict::Bound;
+    let bound = waits || used;
     let verdict = match (bound, forecast.break_even_s) {
         (true, _) | (false, None) => AdviceVerdict::Stay,
         _ if !link || work_s.is_none() => AdviceVerdict::Depends,
@@ -304,14 +308,19 @@ fn advice(case: &Case, to: &str, link: bool, work_s: Option<f64>, had_input: boo
         _ => AdviceVerdict::Stay,
     };
     let busy = case.busy * 100.0;
-    let why = if bound {
-        let waits = match had_input {
+    let why = if waits {
+        let for_whom = match used {
             true => "a person, a sensor or the network",
             false => "a sensor, a clock or the network",
         };
         format!(
-            "it needs its CPUs for {busy:.0} % of the time, less than {:.0} %: it waits for {waits}, which no CPU makes faster",
+            "it needs its CPUs for {busy:.0} % of the time, less than {:.0} %: it waits for {for_whom}, which no CPU makes faster",
             BUSY_MIN * 100.0
+        )
+    } else if used {
+        format!(
+            "somebody is using it, and would wait {:.0} ms more for the answer to each key and touch; ask again once it computes alone",
+            case.round_trip_s * 1e3
         )
     } else {
         match forecast.break_even_s {
@@ -384,6 +393,11 @@ mod tests {
         let waits = said(&waits, true, Some(1e6));
         assert_eq!(waits.verdict, AdviceVerdict::Stay);
         assert!(waits.why.contains("no CPU makes faster"), "{}", waits.why);
+        // so does what somebody is using, however busy it is
+        let used = advice(&CASE, "cloud", true, Some(600.0), true);
+        assert_eq!(used.verdict, AdviceVerdict::Stay);
+        assert!(used.why.contains("120 ms more"), "{}", used.why);
+        assert_eq!((used.break_even_s, used.there_s), (None, long.there_s));
         let weak = Case {
             speedup: 0.9,
             ..CASE

@@ -18,8 +18,9 @@ Example: which jobs would pay; over a link that was not used yet, at 7.2 Mbit/s
 The machine is looked at for two seconds: for which part of the time it needs its CPUs, and what it changes. How fast a core is here and
 there is measured, and so is the round trip; the link's rate is what floe sync, floe move or floe offload saw last. A job pays if it
 takes longer than the break-even: what the ways take, by how much faster it is there. A machine that waits for a person, a sensor or
-the network is advised against. The energy is a proxy with a phone's prices: 1.5 J a second of CPU, 2 J a million bytes, 0.2 J a
-second of waiting.")]
+the network is advised against, and so is one that somebody is using (a key, a button or a touch in the last ten seconds), or that
+can't go there. The energy is a proxy with a phone's prices: 1.5 J a second of CPU, 2 J a million bytes, 0.2 J a second of
+waiting.")]
 pub struct Advise {
     /// The machine
     machine: String,

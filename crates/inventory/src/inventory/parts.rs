@@ -158,10 +158,10 @@ impl Entry {
         }
     }
 
-    /// Returns whether a user has sent it a key, a button or a touch since its disks came to this node.
-    pub fn had_input(&self) -> bool {
+    /// Returns how long ago a user has sent it a key, a button or a touch; `None` if nobody has since its disks came to this node.
+    pub fn last_input(&self) -> Option<Duration> {
         let state = self.state.read();
-        state.disks.as_ref().is_some_and(MachineHandle::had_input)
+        state.disks.as_ref().and_then(MachineHandle::last_input)
     }
 
     /// Forgets its QEMU, its images, its disks and the ports that were held for it. Returns whether it had disks on the mount.

@@ -71,7 +71,7 @@ impl Connection {
     fn watch(&self, entry: &Entry) -> std::io::Result<()> {
         let mut to_watch = self.to_watch.lock();
         match *to_watch {
-            Some(session) if entry.had_input() => {
+            Some(session) if entry.last_input().is_some() => {
                 *to_watch = None;
                 self.send(&ToGuest::Watch { session })
             }
