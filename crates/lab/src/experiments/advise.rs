@@ -16,6 +16,11 @@ const COMPUTING_S: [f64; 10] = [6.0, 10.0, 15.0, 20.0, 30.0, 40.0, 60.0, 90.0, 1
 const WAITING_S: [u64; 4] = [10, 30, 60, 120];
 /// How many units a job has whose time tells that of one.
 const PROBE_UNITS: u32 = 8;
+/// How many cases there are at least; a third of those pay, and a third do not, or advice that never changes would seem right.
+const CASES_MIN: usize = 24;
+/// How many are at least near the line, and how near that is, as the ratio of the two times.
+const NEAR_MIN: usize = 2;
+const NEAR: f64 = 1.5;
 
 /// Returns the command that computes for so many units.
 fn computes(units: u32) -> String {
@@ -34,9 +39,23 @@ fn waits(seconds: u64) -> String {
 /// What became of a case.
 struct Outcome {
     right: bool,
-    /// Whether it was done sooner on the strong host.
-    pays: bool,
+    /// How long it took on the device / by the strong host.
+    gain: f64,
+    /// How far what was said of the time by the strong host is from that time, as a part of it; if something was said.
+    forecast_error: Option<f64>,
     told: String,
+}
+
+impl Outcome {
+    /// Whether it was done sooner on the strong host.
+    fn pays(&self) -> bool {
+        self.gain >= GAIN_MIN
+    }
+
+    /// Whether it took nearly as long here as there.
+    fn is_near(&self) -> bool {
+        (1.0 / NEAR..=NEAR).contains(&self.gain)
+    }
 }
 
 /// Runs the experiment.
@@ -61,14 +80,44 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
         .iter()
         .map(|case| f64::from(u8::from(case.right)))
         .collect();
-    let pays = all.iter().filter(|case| case.pays).count();
+    let pays = all.iter().filter(|case| case.pays()).count();
+    let near = all.iter().filter(|case| case.is_near()).count();
     report.add_mean("right_ratio", "x", &right);
     report.add_value("cases", "1", all.len() as f64);
     report.add_value("cases_that_pay", "1", pays as f64);
+    report.add_value("cases_near", "1", near as f64);
+    let errors: Samples = all.iter().filter_map(|case| case.forecast_error).collect();
+    for (name, q) in [("forecast_error_p50", 0.5), ("forecast_error_max", 1.0)] {
+        report.add_value(name, "x", errors.quantile(q));
+    }
     for case in &all {
         report.note(&case.told);
     }
+    if !context.quick
+        && let Err(why) = proves(all.len(), pays, near)
+    {
+        report.fail(why);
+    }
     Ok(report)
+}
+
+/// Returns why so many cases, of which so many pay and are near the line, prove nothing, if that is so.
+fn proves(cases: usize, pays: usize, near: usize) -> Result<(), String> {
+    let third = cases.div_ceil(3);
+    if cases < CASES_MIN {
+        return Err(format!("{cases} cases are fewer than {CASES_MIN}"));
+    }
+    if pays < third || cases - pays < third {
+        return Err(format!(
+            "{pays} of {cases} cases pay: a third is not on each side"
+        ));
+    }
+    if near < NEAR_MIN {
+        return Err(format!(
+            "{near} of {cases} cases are near the line: too few to tell where it is"
+        ));
+    }
+    Ok(())
 }
 
 /// Does a job here and there, and asks for advice while it runs here. It pays if it is done sooner by more than [`GAIN_MIN`].
@@ -89,10 +138,11 @@ fn case(site: &Site, link: &Link, job: &str, expected_s: f64) -> anyhow::Result<
     let here_s = began.elapsed().as_secs_f64();
     let trip = site.trip(job)?;
     let gain = here_s / trip.total_s;
-    let pays = gain >= GAIN_MIN;
+    let said_s = advice.there_s;
     Ok(Outcome {
-        right: (advice.verdict == AdviceVerdict::Offload) == pays,
-        pays,
+        right: (advice.verdict == AdviceVerdict::Offload) == (gain >= GAIN_MIN),
+        gain,
+        forecast_error: said_s.map(|said_s| (said_s / trip.total_s - 1.0).abs()),
         told: told(&advice, here_s, trip.total_s),
     })
 }
@@ -105,4 +155,28 @@ fn told(advice: &Advice, here_s: f64, there_s: f64) -> String {
         advice.speedup,
         advice.there_s.unwrap_or_default()
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn cases_that_lie_on_one_side_or_far_from_the_line_prove_nothing() {
+        assert_eq!(proves(28, 14, 4), Ok(()));
+        assert_eq!(proves(24, 8, NEAR_MIN), Ok(()));
+        assert_eq!(proves(24, 16, NEAR_MIN), Ok(()));
+        for (cases, pays, near) in [(23, 12, 4), (28, 9, 4), (28, 19, 4), (28, 14, 1)] {
+            assert!(proves(cases, pays, near).is_err(), "{cases} {pays} {near}");
+        }
+        let of = |gain| Outcome {
+            right: true,
+            gain,
+            forecast_error: None,
+            told: String::new(),
+        };
+        assert!(of(1.05).pays() && !of(1.04).pays());
+        assert!(of(0.7).is_near() && of(1.4).is_near());
+        assert!(!of(0.6).is_near() && !of(1.6).is_near());
+    }
 }
