@@ -1,6 +1,7 @@
 //! A device and a strong host with a slow link between them, and a machine that goes to and fro: for `offload` and `advise`.
 //!
-//! The device is what a quota leaves of one core to its node and to its QEMU together. The image of the machine is on both sides.
+//! The device is what a quota leaves of one core to its node and to its QEMU together. The image of the machine, with the memory of its booted
+//! guest, is on both sides.
 use crate::experiments::io::groups::CpuCap;
 use crate::guest::Guest;
 use crate::link::{Bridge, Rate, Shape, Trace};
@@ -8,8 +9,8 @@ use crate::live::Node;
 use anyhow::Context as _;
 use floe_api::client::ClientError;
 use floe_api::{
-    ClusterInit, ClusterInvite, ClusterJoin, ErrorCode, MoveReport, MoveRequest, RecallRequest,
-    SyncRequest,
+    ClusterInit, ClusterInvite, ClusterJoin, ErrorCode, MoveReport, MoveRequest, PullRequest,
+    PushRequest, RecallRequest, RunRequest, SyncRequest,
 };
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -27,6 +28,10 @@ pub const JOB_MAX: Duration = Duration::from_secs(3600);
 const CALM_MAX: Duration = Duration::from_secs(120);
 /// Port of the nodes for each other.
 const PORT: u16 = 7071;
+/// The guest's image, booted by nobody.
+const GUEST: &str = "guest";
+/// The image of the booted guest.
+const IMAGE: &str = "booted";
 /// The strong host's name.
 const CLOUD: &str = "cloud";
 /// How often it is looked whether somebody answers.
@@ -122,17 +127,46 @@ pub struct Site {
 }
 
 impl Site {
-    /// Boots `guest` on the device, with one CPU and so much memory.
+    /// Has `guest` go on on the device, with one CPU and so much memory, from an image of when it had booted: both sides have that, as those
+    /// who use images do.
     pub fn new(scratch: &Path, guest: &Guest, memory: u64, link: &Link) -> anyhow::Result<Site> {
+        Site::with(scratch, link, |device, cloud| {
+            device.import_with(guest, GUEST, memory, 1)?;
+            device.boot(GUEST, "origin")?;
+            device.capture("origin", IMAGE, true, 0)?;
+            copy(device, cloud, &scratch.join("between"))?;
+            let request = RunRequest {
+                image: IMAGE.into(),
+                name: Some(MACHINE.into()),
+                ..RunRequest::default()
+            };
+            device.run(&request, |_| {})?;
+            device.ask(MACHINE, JOB_MAX).map(drop)
+        })
+    }
+
+    /// Boots `guest` on the device: both sides have its disk, and the strong host nothing of its memory.
+    pub fn booted(scratch: &Path, guest: &Guest, memory: u64, link: &Link) -> anyhow::Result<Site> {
+        Site::with(scratch, link, |device, cloud| {
+            for node in [device, cloud] {
+                node.import_with(guest, GUEST, memory, 1)?;
+            }
+            device.boot(GUEST, MACHINE)
+        })
+    }
+
+    /// Starts both hosts, which know each other; `starts` has the machine run on the first.
+    fn with(
+        scratch: &Path,
+        link: &Link,
+        starts: impl FnOnce(&Node, &Node) -> anyhow::Result<()>,
+    ) -> anyhow::Result<Site> {
         std::fs::create_dir_all(scratch)?;
         let bridge = link.bridge()?;
         let device = Node::start(Some(&bridge.ends.near), &scratch.join("device"), false)?;
         let cloud = Node::start(Some(&bridge.ends.far), &scratch.join(CLOUD), false)?;
-        for node in [&device, &cloud] {
-            node.import_with(guest, "guest", memory, 1)?;
-        }
         pair(&device, &cloud)?;
-        device.boot("guest", MACHINE)?;
+        starts(&device, &cloud)?;
         let cap = CpuCap::new(scratch, device.process()?, DEVICE_PERCENT)?;
         let site = Site {
             device,
@@ -247,6 +281,25 @@ impl Trip {
         let ways_s = self.total_s - self.job_s;
         (speedup > 1.0).then(|| ways_s * speedup / (speedup - 1.0))
     }
+}
+
+/// Copies the image of the booted guest to the other node through a directory, and not over the link.
+fn copy(from: &Node, to: &Node, between: &Path) -> anyhow::Result<()> {
+    let push = PushRequest {
+        image: IMAGE.into(),
+        to: between.display().to_string(),
+        ..PushRequest::default()
+    };
+    from.client.push(&push)?.finish(|_| {})?;
+    let pull = PullRequest {
+        from: between.join(IMAGE).display().to_string(),
+        name: None,
+        token: None,
+        ca: None,
+        trust: true,
+    };
+    to.client.pull(&pull)?.finish(|_| {})?;
+    Ok(())
 }
 
 /// Puts the two nodes into a cluster.
