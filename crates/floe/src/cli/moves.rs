@@ -245,7 +245,7 @@ Example: to one of these
 
 Each machine that is not stopped goes to one of the nodes that can have it, as by floe move: with its memory, disks, name, ports and
 limits. The nodes take turns. A machine that no node can have stays and is named with the reasons, and the exit code is that of the first
-such. Machines that are lent stay with the nodes that have them.")]
+such: one with a --network, for instance. Machines that are lent stay with the nodes that have them.")]
 pub struct Drain {
     /// The nodes, by their names in the cluster; by default all other members
     #[arg(long, value_delimiter = ',', value_name = "NODE")]

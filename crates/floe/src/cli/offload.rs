@@ -35,7 +35,8 @@ meanwhile (the page, floe console, floe logs, floe screenshot), what is typed th
 its guest. If the other node is gone for good, the machine goes on here from what it was when it went, or when it was last synced:
   floe recall phone --force
 A side that comes back late after that is stopped and kept as an image, and nothing of it is merged. With -n the machine stays, and clones
-of this moment run there (floe fork --hosts). What does not pay, floe advise says beforehand.")]
+of this moment run there (floe fork --hosts). What does not pay, or can't go there, floe advise says beforehand: a machine with a --network,
+for instance, stays on its host.")]
 pub struct Offload {
     /// The machines
     #[arg(required = true)]
@@ -213,7 +214,8 @@ Example: without the invitation in the shell's history; it is asked for
 
 Each side makes a key of its own, and neither leaves its host; the invitation is good once, for an hour, and says by which certificate
 the device can tell this host from an impostor. It is what floe cluster does: the two are a cluster, and floe cluster members, revoke and
-leave are for them, too. Both must be able to reach each other at the port that is named.")]
+leave are for them, too. Both must be able to reach each other at the port that is named: a device behind a router's NAT needs a VPN
+first.")]
 pub struct Pair {
     /// Address of the strong host, as floe pair printed it there; without it this is the strong host
     url: Option<String>,
