@@ -28,8 +28,7 @@ fn names(meta: &Meta) -> Vec<String> {
 }
 
 /// Returns a trace of these accesses (microseconds, region, chunk), for tests.
-#[cfg(test)]
-pub(crate) fn of(accesses: &[(u64, u8, u32)], end_us: u64) -> ZeroTrace {
+pub fn of(accesses: &[(u64, u8, u32)], end_us: u64) -> ZeroTrace {
     let accesses = accesses.iter().copied();
     let timed = accesses.map(|(t_us, region, chunk)| floe_planner::Timed {
         t_us,

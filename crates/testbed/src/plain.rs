@@ -1,9 +1,9 @@
 //! The alternative without floe: QEMU alone, whose state is saved and loaded by its own migration stream through a file.
-use super::park::until_it_answers;
 use crate::guest::{Guest, READY};
 use crate::harness::Samples;
 use crate::link::Namespace;
 use crate::live::{at_once, tell_console};
+use crate::web::until_it_answers;
 use anyhow::{Context as _, bail, ensure};
 use serde_json::{Value, json};
 use std::io::{BufRead, BufReader, Write};
@@ -164,7 +164,7 @@ impl PlainQemu {
     }
 
     /// By default, QEMU sends its state at 32 MB/s, as if it had to share a network.
-    pub(super) fn unbound_bandwidth(&mut self) -> anyhow::Result<()> {
+    pub fn unbound_bandwidth(&mut self) -> anyhow::Result<()> {
         let bandwidth = json!({ "max-bandwidth": 1u64 << 40 });
         self.ask("migrate-set-parameters", bandwidth).map(drop)
     }
@@ -373,7 +373,7 @@ impl PlainQemu {
     }
 
     /// Has its monitor do something. Returns the answer.
-    pub(super) fn ask(&mut self, command: &str, arguments: Value) -> anyhow::Result<Value> {
+    pub fn ask(&mut self, command: &str, arguments: Value) -> anyhow::Result<Value> {
         let question = json!({ "execute": command, "arguments": arguments });
         writeln!(self.monitor.get_mut(), "{question}")?;
         loop {

@@ -2,16 +2,16 @@
 //!
 //! - [`Script`] is a record as it stands in `lab/launches/`, one file each (`guests/io_script.rs` has the format).
 //! - [`Launch`] is one that is ready to be replayed: its computing as long as on a host of ordinary speed, its places moved together.
-//! - [`Play`] decides when which request is made, without I/O and clock. The replay through a mount ([`crate::experiments::io`]) and the
-//!   simulator ([`crate::io_sim`]) ask the same code.
+//! - [`Play`] decides when which request is made, without I/O and clock. The replay through a mount (the experiment `io`) and the
+//!   simulator (`io-sim`) ask the same code.
 //! - [`recorded`] makes a script of what QEMU has traced of a guest's requests ([`noted`]) and of what the guest's kernel has ([`traced`]): who asked.
 //!
 //! Requests that the program made without waiting for an answer are made without waiting here too; any other one waits until all before it are done, and
 //! for as long as the program computed then.
 
-#[path = "../guests/io_files.rs"]
+#[path = "../../lab/guests/io_files.rs"]
 mod files;
-#[path = "../guests/io_script.rs"]
+#[path = "../../lab/guests/io_script.rs"]
 mod script;
 mod truth;
 

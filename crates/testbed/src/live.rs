@@ -158,7 +158,7 @@ impl HubArguments {
 }
 
 /// Returns the path of the floe command, which is built beside this program.
-pub(crate) fn floe() -> anyhow::Result<PathBuf> {
+pub fn floe() -> anyhow::Result<PathBuf> {
     let program = std::env::current_exe()?.with_file_name("floe");
     ensure!(
         program.try_exists()?,
@@ -176,14 +176,14 @@ fn wait_for_end_of_input() -> anyhow::Result<()> {
 }
 
 /// A process of this program that serves until it is dropped.
-pub(crate) struct Server {
+pub struct Server {
     child: Child,
     input: Option<ChildStdin>,
 }
 
 impl Server {
     /// Starts the process, inside `namespace` if there is one. Returns the rest of its first line.
-    pub(crate) fn start(
+    pub fn start(
         namespace: Option<&Namespace>,
         arguments: &[&std::ffi::OsStr],
     ) -> anyhow::Result<(Server, String)> {
@@ -542,7 +542,7 @@ fn serve_node(
 }
 
 /// Returns the request that imports a guest as it was built.
-pub(crate) fn import_request(guest: &Guest, name: &str, cmdline: String) -> ImportRequest {
+pub fn import_request(guest: &Guest, name: &str, cmdline: String) -> ImportRequest {
     let text = |path: PathBuf| path.display().to_string();
     let disk = guest.disk();
     ImportRequest {

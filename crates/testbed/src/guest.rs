@@ -61,11 +61,11 @@ impl Guest {
     /// Returns the guest in `$FLOE_GUESTS/KIND`, or in `.cache/guests/KIND` in the workspace; builds it if it isn't
     /// there.
     fn find(kind: &str) -> anyhow::Result<Guest> {
-        let here = Path::new(env!("CARGO_MANIFEST_DIR"));
         let dir = Guest::kept(kind);
         if !dir.join("recipe").exists() {
             eprintln!("building the {kind} guest in {} ...", dir.display());
-            let script = here.join("guests/build");
+            let here = Path::new(env!("CARGO_MANIFEST_DIR"));
+            let script = here.with_file_name("lab").join("guests/build");
             let status = Command::new("bash")
                 .arg(&script)
                 .arg(kind)

@@ -15,8 +15,7 @@ pub use code::code_here;
 pub use cpu::{CpuTimes, HostTimes, cpu_times, own_memory};
 pub use kept::Kept;
 pub use machine::MachineInfo;
-pub(crate) use report::short;
-pub use report::{Against, Figure, Report};
+pub use report::{Against, Figure, Report, short};
 pub use samples::{Run, Samples, interleave};
 
 /// The settings of an experiment.

@@ -190,7 +190,7 @@ fn forget_below(dir: &Path, device: u64) -> anyhow::Result<()> {
 }
 
 /// Runs a command; returns what it wrote.
-pub(crate) fn output_of(command: &mut Command) -> anyhow::Result<String> {
+pub fn output_of(command: &mut Command) -> anyhow::Result<String> {
     let name = command.get_program().to_owned();
     let output = command
         .output()

@@ -178,7 +178,7 @@ impl Figure {
 }
 
 /// Formats a value with as many digits as a reader needs.
-pub(crate) fn short(value: f64) -> String {
+pub fn short(value: f64) -> String {
     match value.abs() {
         v if v >= 1000.0 => format!("{value:.0}"),
         v if v >= 100.0 => format!("{value:.1}"),
