@@ -1,6 +1,6 @@
 //! Swarms in virtual time: what one odd host may cost the others, and that the simulator is as honest as the product.
-use floe_lab::swarm_sim::sweep::{MBIT_100, Row, Rule};
-use floe_lab::swarm_sim::{
+use floe_simulator::swarm_sim::sweep::{MBIT_100, Row, Rule};
+use floe_simulator::swarm_sim::{
     Host, Outcome, PIECE_BYTES, Profile, Recorded, Seed, Setup, simulate, simulate_at,
 };
 use floe_swarm::policy::Config;

@@ -1,11 +1,11 @@
 //! What the paper's model says: of a workload on so many hosts (`floe-lab model`), and over what was simulated and measured.
-use crate::harness::{Report, Samples};
-use crate::plot::{Axes, COLOURS, Scale, Svg};
 use crate::swarm_sim::sweep::{Case, FASTER, LEARNT};
 use crate::swarm_sim::{Link, Recorded};
-use crate::traces;
 use anyhow::Context as _;
 use floe_swarm::model::{Curve, Distribution, Fetch, Setting};
+use floe_testbed::harness::{Report, Samples};
+use floe_testbed::plot::{Axes, COLOURS, Scale, Svg};
+use floe_testbed::traces;
 use std::fmt::Write as _;
 use std::io::Write as _;
 use std::path::PathBuf;

@@ -1,10 +1,10 @@
 //! Compares the simulator with sums that can be calculated by hand, and checks its laws on generated runs.
-use floe_lab::link::Rate;
-use floe_lab::shape::{ImageShape, RegionShape};
-use floe_lab::sim::download::{Download, Item};
-use floe_lab::sim::synthetic::{Shape, workload};
-use floe_lab::sim::{LinkSpec, ReplayError, Run, Setup, StallKind, replay};
 use floe_planner::{Config, Method, Policy, Timed, TrainOptions, Urgency, ZeroTrace, train};
+use floe_simulator::sim::download::{Download, Item};
+use floe_simulator::sim::synthetic::{Shape, workload};
+use floe_simulator::sim::{LinkSpec, ReplayError, Run, Setup, StallKind, replay};
+use floe_testbed::link::Rate;
+use floe_testbed::shape::{ImageShape, RegionShape};
 use proptest::prelude::*;
 use std::sync::Arc;
 

@@ -1,6 +1,6 @@
 //! Generated workloads: bursts of state in an order that differs from run to run, as in section 4.1 of the vTube paper.
-use crate::shape::{ImageShape, RegionShape};
 use floe_planner::{Timed, Urgency, ZeroTrace};
+use floe_testbed::shape::{ImageShape, RegionShape};
 use rand::{Rng, SeedableRng, rngs::StdRng, seq::SliceRandom};
 use std::collections::BTreeSet;
 

@@ -1,8 +1,8 @@
 //! Swarms of the recorded workloads: which of their runs are replayed, what is learnt from the others, and by which policies.
 use super::pieces::{Pieces, Profile, Recorded, profile};
 use super::swarm::{Host, Link, Outcome, Seed, Setup, simulate_at};
-use crate::traces::Workload;
 use floe_swarm::policy::Config;
+use floe_testbed::traces::Workload;
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use serde::{Deserialize, Serialize};
 

@@ -1,7 +1,7 @@
 //! The disk in virtual time, with a policy before it.
 
-use crate::slow_disk::{Kind, Model};
 use floe_sched::{Op, Policy, Who};
+use floe_testbed::slow_disk::{Kind, Model};
 use std::cmp::Reverse;
 use std::collections::{BTreeMap, BinaryHeap};
 

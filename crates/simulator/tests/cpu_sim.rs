@@ -1,10 +1,10 @@
 //! Machines that share cores, in virtual time: the simulator keeps its own rules, and shows what it is there to show.
-use floe_lab::cpu_sim::random::Random;
-use floe_lab::cpu_sim::workload::{MS, Op, Program};
-use floe_lab::cpu_sim::{
+use floe_sched::cpu::{Balance, Base, Gang, Plain, Policy, Sbco, Told};
+use floe_simulator::cpu_sim::random::Random;
+use floe_simulator::cpu_sim::workload::{MS, Op, Program};
+use floe_simulator::cpu_sim::{
     DirectedYield, FINITE, HolderBoost, LockKind, Outcome, Setup, Workload, World,
 };
-use floe_sched::cpu::{Balance, Base, Gang, Plain, Policy, Sbco, Told};
 
 const CORES: usize = 4;
 

@@ -8,13 +8,13 @@
 use super::download::{Demanded, Download, Item};
 use super::figures::{Run, Stall, StallKind};
 use super::wire::LinkSpec;
-use crate::shape::ImageShape;
 use floe_image::CHUNKS_PER_SEGMENT;
 use floe_planner::{
     Action, BLOCK_CHUNKS, Config, Event, Link, LinkId, Model, Planner, RegionId, Timed, Urgency,
     ZeroTrace,
 };
 use floe_sched::{MachineId, Who};
+use floe_testbed::shape::ImageShape;
 use std::collections::{BTreeSet, HashMap, VecDeque};
 use std::sync::Arc;
 

@@ -6,10 +6,10 @@
 //! item is sent separately; a demand for an item that is on its way joins it. The live [`LinkMeter`] measures the link.
 //! The wire serves demand before prefetch, packet by packet.
 use super::wire::{LinkSpec, Wire};
-use crate::link::MTU;
 use floe_image::{CHUNK_SIZE, Kind};
 use floe_planner::RegionId;
 use floe_source::{Answer, FetchOptions, LinkEstimate, LinkMeter, budget};
+use floe_testbed::link::MTU;
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant};
 
@@ -315,7 +315,7 @@ impl Download {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::Rate;
+    use floe_testbed::link::Rate;
 
     /// Makes a link of 8 Mbit/s, on which a byte takes a microsecond.
     fn link() -> LinkSpec {

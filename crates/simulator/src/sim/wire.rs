@@ -1,5 +1,5 @@
 //! The bottleneck of a link in virtual time: computes when bytes that are put on it have passed.
-use crate::link::{MTU, Rate};
+use floe_testbed::link::{MTU, Rate};
 
 /// A link, as the simulator describes it.
 #[derive(Clone, Debug)]
@@ -91,7 +91,7 @@ impl Wire {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::link::Trace;
+    use floe_testbed::link::Trace;
     use proptest::prelude::*;
     use std::sync::Arc;
 

@@ -2,8 +2,8 @@
 //! the group's part of all weights at work, and no request goes that would bring it beyond the device's (block/blk-iocost.c). Without donations of
 //! what a group doesn't use, which help the others alone, and with the device at the rate of its model.
 
-use crate::slow_disk::Kind;
 use floe_sched::{Full, MachineId, Op, Policy, Who};
+use floe_testbed::slow_disk::Kind;
 use std::collections::{BTreeMap, VecDeque};
 
 /// A period on a device that rotates, in microseconds: a group that asks for nothing for so long isn't at work.

@@ -1,8 +1,8 @@
 //! Runs many replays: every workload, with each of its runs left out in turn, over every link, with every policy.
 use super::{LinkSpec, Run, Setup, replay};
-use crate::traces::Workload;
 use floe_image::Hash;
 use floe_planner::{Config, Method, Model, Policy, TrainOptions, ZeroTrace, train};
+use floe_testbed::traces::Workload;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};

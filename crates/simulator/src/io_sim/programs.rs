@@ -1,8 +1,8 @@
 //! What machines do, as the replays and the noisy machines of `io` do it.
 
 use super::world::{Program, Wish};
-use crate::launch::{Launch, Next, Play, mix};
 use floe_sched::{Class, MachineId, Op, Purpose, Who};
+use floe_testbed::launch::{Launch, Next, Play, mix};
 
 /// Bytes that a noisy machine uses, and from one block to the next that it uses.
 const NOISE_BYTES: u64 = 64 << 20;

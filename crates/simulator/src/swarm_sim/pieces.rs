@@ -1,7 +1,7 @@
 //! Recorded runs as accesses to pieces of packs.
-use crate::shape::ImageShape;
 use floe_planner::ZeroTrace;
 use floe_swarm::policy::PieceId;
+use floe_testbed::shape::ImageShape;
 use std::collections::HashMap;
 
 /// Bytes of a piece in the product.
@@ -163,8 +163,8 @@ pub fn profile(runs: &[&Recorded]) -> Profile {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shape::RegionShape;
     use floe_planner::Urgency;
+    use floe_testbed::shape::RegionShape;
 
     #[test]
     fn a_chunk_is_found_by_the_indices_of_all_packs_before_it() {
@@ -177,7 +177,7 @@ mod tests {
         // 4 packs of 4096 chunks, each with an index of 132 KiB
         let count = |chunks: &[u32]| {
             let accesses: Vec<_> = chunks.iter().map(|chunk| (1, 0, *chunk)).collect();
-            let trace = crate::traces::of(&accesses, 2);
+            let trace = floe_testbed::traces::of(&accesses, 2);
             let mut pieces = Pieces::new(&image, PIECE_BYTES);
             pieces.recorded(&image, &trace, 1.0).accesses.len()
         };
@@ -196,7 +196,7 @@ mod tests {
         };
         // 32 chunks of 2 KiB are a piece: the first ends before the 32nd, which is chunk 320
         let accesses = [(100, 0, 0), (200, 0, 310), (300, 0, 320), (500, 0, 10)];
-        let trace = crate::traces::of(&accesses, 1000);
+        let trace = floe_testbed::traces::of(&accesses, 1000);
         let mut pieces = Pieces::new(&image, PIECE_BYTES);
         let run = pieces.recorded(&image, &trace, 2.0);
         // the index of the only pack is read first

@@ -1,5 +1,5 @@
 //! Machines that share one disk, in virtual time: the same requests as those of `io`, the same model of the disk
-//! ([`crate::slow_disk::Model`]), and a policy between them, which is floe's own code or a peer's rules (`mclock`, `cost`, and the paper's own `limiter`).
+//! ([`floe_testbed::slow_disk::Model`]), and a policy between them, which is floe's own code or a peer's rules (`mclock`, `cost`, and the paper's own `limiter`).
 //! Nothing here depends on how fast this host is.
 
 mod cost;
@@ -17,9 +17,9 @@ pub use world::{Program, Request, Wish, World};
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::launch::{Launch, Script, made_up};
-    use crate::slow_disk::Kind;
     use floe_sched::{Fifo, Policy, Vsip, VsipConfig};
+    use floe_testbed::launch::{Launch, Script, made_up};
+    use floe_testbed::slow_disk::Kind;
 
     fn launch_s(policy: Box<dyn Policy<Request>>, workers: usize, readers: u32) -> f64 {
         let launch = Launch::of(&made_up(0));
