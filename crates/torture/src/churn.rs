@@ -1,10 +1,10 @@
 //! `churn`: four parents fork four clones each, which do a job and end, again and again, all at once. Does anything fail, does anything
 //! stay behind, and does a round take as long as the one before?
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples, own_memory};
-use crate::live::Node;
 use anyhow::Context as _;
 use floe_api::{ForkReport, ForkRequest, KillRequest, MachineStatus, NetworkRequest, RunRequest};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples, own_memory};
+use floe_testbed::live::Node;
 use std::collections::BTreeMap;
 use std::io::Write;
 use std::path::Path;
@@ -187,7 +187,7 @@ fn join(node: &Node, fork: &ForkReport) -> anyhow::Result<()> {
         fork.clones
     );
     let job = format!("[ \"$({JOB})\" = \"$(cat {SUM})\" ]");
-    crate::live::at_once(fork.clones.len(), |number| {
+    floe_testbed::live::at_once(fork.clones.len(), |number| {
         node.tell(&fork.clones[number].name, &job, GUEST_MAX)
     })?;
     for clone in &fork.clones {

@@ -4,8 +4,8 @@
 //! pass, and the crate `libfuzzer-sys` contains the engine. (`cargo fuzz` would need a nightly compiler, for its address
 //! sanitizer. The parsers are safe Rust, in which only a panic can go wrong, and overflow and debug assertions are
 //! checked.)
-use crate::harness::{Context, Report};
 use anyhow::{Context as _, bail, ensure};
+use floe_testbed::harness::{Context, Report};
 use std::path::{Path, PathBuf};
 use std::process::Command;
 use std::sync::Mutex;

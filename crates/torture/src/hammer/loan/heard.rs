@@ -5,8 +5,8 @@
 //! travels with the machine, so wherever it goes on, it goes on counting. Two machines that go on from the same state say the same number,
 //! and so does one that goes on from what it was before: a number that is heard twice, on whichever host, was executed twice.
 
-use crate::experiments::hammer::console::WRITES_PER_STEP;
-use crate::experiments::hammer::model::{Line, Progress};
+use crate::hammer::console::WRITES_PER_STEP;
+use crate::hammer::model::{Line, Progress};
 use std::collections::BTreeSet;
 use std::time::Duration;
 
@@ -148,7 +148,7 @@ impl Heard {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::hammer::model::line;
+    use crate::hammer::model::line;
 
     fn s(seconds: u64) -> Duration {
         Duration::from_secs(seconds)

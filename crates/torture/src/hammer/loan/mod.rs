@@ -10,9 +10,9 @@ pub mod site;
 
 use super::console::STEPS_FOR_ALL;
 use super::world::{kill, mounts_under, processes_with};
-use crate::harness::Report;
 use anyhow::Context as _;
 use blows::{Blow, Blows, Hit};
+use floe_testbed::harness::Report;
 use serde::{Deserialize, Serialize};
 use site::Site;
 use std::collections::BTreeMap;

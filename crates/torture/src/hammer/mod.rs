@@ -29,8 +29,8 @@ pub mod watch;
 pub mod work;
 pub mod world;
 
-use crate::harness::{Context, Kept, Report, Samples};
 use driver::{Driver, Record};
+use floe_testbed::harness::{Context, Kept, Report, Samples};
 use schedule::{Moment, VICTIMS, Victim};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -296,7 +296,7 @@ fn table(record: &Record) -> Vec<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::experiments::hammer::driver::Fallen;
+    use crate::hammer::driver::Fallen;
 
     /// What a storm of 60 kills brings that followed from this seed.
     fn record(seed: u64, wrong: &str) -> Record {

@@ -1,11 +1,11 @@
 //! The two machines of a run: boots, checks, kills and restarts them, and waits for them.
 use super::{Driver, LOOK_EVERY, MACHINES, START_MAX, STEP_MAX};
-use crate::experiments::hammer::console::follow;
-use crate::experiments::hammer::world::{IMAGE, import_guest, kill};
-use crate::guest::Guest as Files;
+use crate::hammer::console::follow;
+use crate::hammer::world::{IMAGE, import_guest, kill};
 use anyhow::{Context as _, ensure};
 use floe_api::client::Client;
 use floe_api::{MachineInfo, MachineStatus, RunRequest, StartRequest};
+use floe_testbed::guest::Guest as Files;
 use std::path::Path;
 use std::sync::atomic::Ordering::Relaxed;
 use std::time::Instant;

@@ -2,11 +2,11 @@
 //! link between them, and a second node that reads from the hub.
 use super::faults::{Counts, Fault};
 use super::watch::{Met, Pending};
-use crate::guest::compile;
-use crate::link::Namespace;
 use anyhow::{Context as _, bail};
 use floe_api::ImportRequest;
 use floe_api::client::Client;
+use floe_testbed::guest::compile;
+use floe_testbed::link::Namespace;
 use rustix::process::{Pid, Signal, kill_process};
 use std::fmt::{self, Display};
 use std::fs::{self, File};
@@ -510,9 +510,9 @@ pub fn kill_supervisor_of(home: &Path) -> bool {
 }
 
 /// Compiles the guests' program and adds it to the tiny guest's initial RAM disk as its first program.
-pub fn make_initrd(guest: &crate::guest::Guest, scratch: &Path) -> anyhow::Result<PathBuf> {
-    const PROGRAM: &str = include_str!("../../../guests/hammer.rs");
-    const INIT: &str = include_str!("../../../guests/hammer-init");
+pub fn make_initrd(guest: &floe_testbed::guest::Guest, scratch: &Path) -> anyhow::Result<PathBuf> {
+    const PROGRAM: &str = include_str!("../../../lab/guests/hammer.rs");
+    const INIT: &str = include_str!("../../../lab/guests/hammer-init");
     let (source, root) = (scratch.join("hammer.rs"), scratch.join("initrd"));
     fs::create_dir_all(root.join("bin"))?;
     fs::write(&source, PROGRAM)?;
@@ -525,7 +525,7 @@ pub fn make_initrd(guest: &crate::guest::Guest, scratch: &Path) -> anyhow::Resul
 /// Imports the guest with the program that writes and verifies, and an empty disk for it.
 pub fn import_guest(
     client: &Client,
-    guest: &crate::guest::Guest,
+    guest: &floe_testbed::guest::Guest,
     initrd: &Path,
 ) -> anyhow::Result<()> {
     let disk = initrd.with_file_name("disk.raw");

@@ -2,14 +2,14 @@
 //! two ways it writes, also into the middle of a file, and syncs; after each way its caches are dropped and all that it wrote is compared.
 //!
 //! A full run takes long, so that it can be done in sittings (`--kept FILE --minutes N`), and goes on where it was cut.
-use crate::guest::Guest;
-use crate::harness::{Context, Kept, Report};
-use crate::live::{Hub, Node, import_request, tell_console};
 use anyhow::{Context as _, bail, ensure};
 use floe_api::{
     ActivateRequest, DockRequest, Event, ForkRequest, IndependentRequest, Limits, ResizeRequest,
     RestartRequest, RunRequest, StartRequest, StopRequest, Wait,
 };
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Kept, Report};
+use floe_testbed::live::{Hub, Node, import_request, tell_console};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
 use std::io::Write;
@@ -542,7 +542,7 @@ impl World {
         let log = PathBuf::from(self.node().client.console(&self.machine)?.log);
         self.until("it does not boot", |_| {
             let text = std::fs::read(&log)?;
-            Ok(String::from_utf8_lossy(&text).contains(crate::guest::READY))
+            Ok(String::from_utf8_lossy(&text).contains(floe_testbed::guest::READY))
         })
     }
 

@@ -1,10 +1,10 @@
 //! Starts node and hub with an error in one of their accesses, as often as the faults of the run say, and looks whether
 //! anything is missing afterwards.
 use super::{Driver, LOOK_EVERY, MACHINES};
-use crate::experiments::hammer::kept::{PARKED, SUBSTRATE};
-use crate::experiments::hammer::schedule::{Blow, Victim};
-use crate::experiments::hammer::watch::Met;
-use crate::experiments::hammer::world::{IMAGE, Program};
+use crate::hammer::kept::{PARKED, SUBSTRATE};
+use crate::hammer::schedule::{Blow, Victim};
+use crate::hammer::watch::Met;
+use crate::hammer::world::{IMAGE, Program};
 use floe_api::MachineStatus;
 use floe_node::transfer::TransferError;
 use std::path::{Path, PathBuf};

@@ -10,8 +10,6 @@ mod client;
 mod cluster;
 pub mod strangers;
 
-use crate::harness::{Context, Report, Samples};
-use crate::live::{Hub, Server};
 use anyhow::{Context as _, ensure};
 use client::{Client, request};
 use floe_hub::create_token;
@@ -19,6 +17,8 @@ use floe_image::{
     CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, Kind, MachineConfig, Manifest, PackRef, PackWriter,
     Region, Segment, chunk_hash, compress_frame,
 };
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::live::{Hub, Server};
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::time::{Duration, Instant};

@@ -3,21 +3,21 @@
 //!
 //! The server is the one of the tests of `floe-source`. The same files stand behind it as a web server's, and as buckets in the wire forms
 //! of S3, of Google's storage and of Azure's; each way of answering is a directory of the web server, or a bucket.
-use crate::guest::Guest;
-use crate::harness::{Context, Report};
-use crate::live::Node;
-use crate::workload;
 use anyhow::{Context as _, bail};
 use floe_api::{PullRequest, PushRequest, RunRequest};
 use floe_image::{CHUNK_SIZE, CHUNKS_PER_SEGMENT, Hash, ImageName, Kind, MachineConfig, Segment};
 use floe_store::{Ingest, IngestOptions, Repository};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report};
+use floe_testbed::live::Node;
+use floe_testbed::workload;
 use odd::{Mode, OddServer};
 use std::collections::HashMap;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 #[allow(dead_code, reason = "the tests use the rest")]
-#[path = "../../../source/tests/common/odd.rs"]
+#[path = "../../source/tests/common/odd.rs"]
 mod odd;
 
 /// How long a server answers oddly.

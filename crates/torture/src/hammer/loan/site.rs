@@ -1,17 +1,17 @@
 //! The two hosts, their link, and the machine that is lent: a device and a strong host, each with a node and a supervisor of its own.
 use super::blows::{Blow, Hit};
 use super::heard::{Heard, Said};
-use crate::experiments::activate::{host_name, join};
-use crate::experiments::hammer::world::{IMAGE, import_guest, kill_supervisor_of, make_initrd};
-use crate::guest::Guest;
-use crate::link::Segment;
-use crate::live::Node;
+use crate::hammer::world::{IMAGE, import_guest, kill_supervisor_of, make_initrd};
 use anyhow::{Context as _, ensure};
 use floe_api::client::{Client, ClientError};
 use floe_api::{
     ErrorCode, MachineInfo, MachineStatus, MoveRequest, MoveStanding, RecallRequest, RunRequest,
     SyncRequest,
 };
+use floe_testbed::cluster::{host_name, join};
+use floe_testbed::guest::Guest;
+use floe_testbed::link::Segment;
+use floe_testbed::live::Node;
 use parking_lot::Mutex;
 use std::fs::{self, File};
 use std::io::{Read, Seek, Write};

@@ -1,10 +1,10 @@
 //! The port at which a node answers the members of its cluster: another node connects (TLS with both sides' certificates) and asks for
 //! its room, alone and beside strangers that connect and say nothing, from the same address as that node.
 use super::client::connect_from;
-use crate::harness::{Context, Report, Samples};
-use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use floe_api::{ClusterInit, ClusterInvite, ClusterJoin};
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::live::Node;
 use std::net::{Ipv4Addr, SocketAddr, TcpStream};
 use std::sync::mpsc;
 use std::time::{Duration, Instant};
