@@ -1,6 +1,6 @@
 //! What each fuzz target checks. A target takes bytes from anywhere and may do anything but panic.
 //!
-//! `make fuzz` searches, guided by coverage, with a stable compiler (see `crates/lab/src/experiments/fuzz.rs`); so does
+//! `make fuzz` searches, guided by coverage, with a stable compiler (see `crates/torture/src/fuzz.rs`); so does
 //! `cargo +nightly fuzz run manifest`, with an address sanitizer. `cargo test -p floe-fuzz` (part of `make test`)
 //! replays the corpus of every target, each entry also damaged in a few thousand ways.
 //!

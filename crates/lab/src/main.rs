@@ -7,10 +7,10 @@
 use anyhow::{Context as _, bail};
 use clap::{CommandFactory, FromArgMatches, Parser, Subcommand};
 use floe_lab::experiments;
-use floe_lab::harness::{Context, Report};
-use floe_lab::link::tool;
-use floe_lab::live;
-use floe_lab::signals;
+use floe_testbed::harness::{Context, Report};
+use floe_testbed::link::tool;
+use floe_testbed::live;
+use floe_testbed::signals;
 use std::ffi::OsString;
 use std::io::Write;
 use std::os::unix::fs::PermissionsExt;
@@ -39,57 +39,57 @@ enum Command {
     List,
     All(floe_lab::papers::Arguments),
     Link(tool::Arguments),
-    Collect(floe_lab::workloads::Arguments),
-    Model(floe_lab::predict::Arguments),
-    RecordLaunches(experiments::io::RecordArguments),
+    Collect(floe_testbed::workloads::Arguments),
+    Model(floe_simulator::predict::Arguments),
+    RecordLaunches(floe_contention::io::RecordArguments),
     /// Replay recorded launches, pages, films and commands beside noisy machines on a modelled disk, against the host's schedulers
     Io {
         #[command(flatten)]
         run: RunArguments,
         #[command(flatten)]
-        options: experiments::io::Options,
+        options: floe_contention::io::Options,
     },
     /// Kill node, hub, supervisor, QEMU, network and disk at random under machines that write and verify without end, and that are lent
     Hammer {
         #[command(flatten)]
         run: RunArguments,
         #[command(flatten)]
-        options: experiments::hammer::Options,
+        options: floe_torture::hammer::Options,
     },
     /// Give every parser of foreign bytes inputs that are guided by what they reach
     Fuzz {
         #[command(flatten)]
         run: RunArguments,
         #[command(flatten)]
-        options: experiments::fuzz::Options,
+        options: floe_torture::fuzz::Options,
     },
     /// Bring a guest with a file system to run in every way after every other, and compare its disk each time
     Ways {
         #[command(flatten)]
         run: RunArguments,
         #[command(flatten)]
-        options: experiments::ways::Options,
+        options: floe_torture::ways::Options,
     },
     /// Start one image on 1 to 1024 hosts at once in virtual time, with VMTorrent's policies and ours
     SwarmSim {
         #[command(flatten)]
         run: RunArguments,
         #[command(flatten)]
-        options: experiments::swarm_sim::Options,
+        options: floe_delivery::swarm_sim::Options,
     },
     /// Start one image on 2 to 16 nodes at once behind slow links: from the hub, from each other, and by BitTorrent
     SwarmReal {
         #[command(flatten)]
         run: RunArguments,
         #[command(flatten)]
-        options: experiments::swarm_real::Options,
+        options: floe_delivery::swarm_real::Options,
     },
     /// Run machines of two vCPUs whose threads wait for each other by spinning: vCPUs where the kernel places them, apart, and abreast
     CpuUser {
         #[command(flatten)]
         run: RunArguments,
         #[command(flatten)]
-        options: experiments::cpu_user::Options,
+        options: floe_contention::cpu_user::Options,
     },
     /// Compile the command, from nothing and after a change of one service, against another tree of this repository
     Build {
@@ -106,17 +106,17 @@ enum Command {
         options: experiments::test::Options,
     },
     #[command(hide = true)]
-    Toucher(experiments::touch::toucher::Arguments),
+    Toucher(floe_delivery::touch::toucher::Arguments),
     #[command(hide = true)]
     ServeNode(live::NodeArguments),
     #[command(hide = true)]
-    HubStrangers(experiments::hub_hostile::strangers::Arguments),
+    HubStrangers(floe_torture::hub_hostile::strangers::Arguments),
     #[command(hide = true)]
-    SlowDisk(floe_lab::slow_disk::server::Arguments),
+    SlowDisk(floe_testbed::slow_disk::server::Arguments),
     #[command(hide = true)]
-    TrainOnce(experiments::train::Arguments),
+    TrainOnce(floe_delivery::train::Arguments),
     #[command(hide = true)]
-    SwarmHost(experiments::swarm_cost::connections::Arguments),
+    SwarmHost(floe_delivery::swarm_cost::connections::Arguments),
     #[command(hide = true)]
     ServeHub(live::HubArguments),
 }
@@ -209,7 +209,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             options,
         } => run(
             name,
-            |context| experiments::io::run(context, &options),
+            |context| floe_contention::io::run(context, &options),
             &arguments,
         ),
         Command::Hammer {
@@ -217,7 +217,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             options,
         } => run(
             name,
-            |context| experiments::hammer::run(context, &options),
+            |context| floe_torture::hammer::run(context, &options),
             &arguments,
         ),
         Command::Fuzz {
@@ -225,7 +225,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             options,
         } => run(
             name,
-            |context| experiments::fuzz::run(context, &options),
+            |context| floe_torture::fuzz::run(context, &options),
             &arguments,
         ),
         Command::Ways {
@@ -233,7 +233,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             options,
         } => run(
             name,
-            |context| experiments::ways::run(context, &options),
+            |context| floe_torture::ways::run(context, &options),
             &arguments,
         ),
         Command::SwarmSim {
@@ -241,7 +241,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             options,
         } => run(
             name,
-            |context| experiments::swarm_sim::run(context, &options),
+            |context| floe_delivery::swarm_sim::run(context, &options),
             &arguments,
         ),
         Command::CpuUser {
@@ -249,7 +249,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             options,
         } => run(
             name,
-            |context| experiments::cpu_user::run(context, &options),
+            |context| floe_contention::cpu_user::run(context, &options),
             &arguments,
         ),
         Command::Build {
@@ -273,7 +273,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
             options,
         } => run(
             name,
-            |context| experiments::swarm_real::run(context, &options),
+            |context| floe_delivery::swarm_real::run(context, &options),
             &arguments,
         ),
         Command::Toucher(arguments) => arguments.run(),
@@ -287,7 +287,7 @@ fn other(name: &str, command: Command) -> anyhow::Result<ExitCode> {
 }
 
 /// Collects traces.
-fn collect(arguments: floe_lab::workloads::Arguments) -> anyhow::Result<ExitCode> {
+fn collect(arguments: floe_testbed::workloads::Arguments) -> anyhow::Result<ExitCode> {
     in_work(arguments.work().map(Path::to_owned), |work| {
         arguments.run(work)?;
         Ok(ExitCode::SUCCESS)

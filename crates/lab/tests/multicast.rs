@@ -2,11 +2,11 @@
 //! network that blocks multicast.
 use floe_image::datagram::{Ask, GroupKey, GroupSealer, Want};
 use floe_image::{Hash, Kind, Segment as Table};
-use floe_lab::experiments::local::LocalRam;
-use floe_lab::link::Segment;
 use floe_source::multicast::{Group, Invitation, Multicast, MulticastServer, ServerOptions};
 use floe_source::{Directory, Request, Source};
 use floe_store::{Cache, Repository};
+use floe_testbed::link::Segment;
+use floe_testbed::local::LocalRam;
 use std::net::{Ipv4Addr, UdpSocket};
 use std::path::Path;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
 //! The modelled disk under the host's kernel: FUSE, a loop device, ext4.
 
-use floe_lab::slow_disk::{Kind, SlowDisk};
+use floe_testbed::slow_disk::{Kind, SlowDisk};
 use std::path::Path;
 
 #[test]

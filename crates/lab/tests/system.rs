@@ -10,11 +10,11 @@ mod common;
 mod io;
 
 use floe_image::{Access, TraceReader};
-use floe_lab::content::Content;
-use floe_lab::guest::Guest;
-use floe_lab::harness::Report;
-use floe_lab::link::{Bridge, Rate, Shape, measure};
-use floe_lab::workloads::Meta;
+use floe_testbed::content::Content;
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::Report;
+use floe_testbed::link::{Bridge, Rate, Shape, measure};
+use floe_testbed::workloads::Meta;
 use std::io::{BufRead, BufReader};
 use std::path::Path;
 use std::process::{Command, Stdio};

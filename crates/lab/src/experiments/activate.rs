@@ -4,19 +4,16 @@
 //! nothing waits for the substrate and nothing of it is in the kernel's memory, and once where a QEMU waits that has loaded it.
 use super::activate_ways;
 use super::activation::{Activated, activate, boot};
-use super::plain::{Hardware, PlainQemu};
-use super::wan;
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
-use crate::link::Segment;
-use crate::live::Node;
 use anyhow::{Context as _, ensure};
-use floe_api::{
-    ActivateRequest, ClusterInit, ClusterInvite, ClusterJoin, DockRequest, KillRequest,
-    REHEARSE_S_DEFAULT,
-};
+use floe_api::{ActivateRequest, DockRequest, KillRequest, REHEARSE_S_DEFAULT};
+use floe_testbed::cluster::{host_name, join};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::link::Segment;
+use floe_testbed::live::Node;
+use floe_testbed::plain::{Hardware, PlainQemu};
+use floe_testbed::wan;
 use std::collections::BTreeMap;
-use std::net::SocketAddr;
 use std::time::Duration;
 
 /// Time for a waiting QEMU to start between two activations.
@@ -25,8 +22,6 @@ const STANDBY_TIME: Duration = Duration::from_secs(3);
 const HOSTS: usize = 4;
 /// How many machines at once.
 const MACHINES: [u32; 4] = [1, 2, 4, 8];
-/// Port at which members of the cluster answer each other.
-const PORT: u16 = 7071;
 /// The substrate.
 const NAME: &str = "ready";
 /// The machine that is docked as that.
@@ -292,29 +287,5 @@ fn on_hosts(
         all.insert(n, times.ready.median());
     }
     report.add_value("n8_over_n1", "x", all[&8] / all[&1]);
-    Ok(())
-}
-
-pub(super) fn host_name(number: usize) -> String {
-    format!("host-{number}")
-}
-
-/// Puts the hosts' nodes into one cluster.
-pub(super) fn join(segment: &Segment, nodes: &[Node]) -> anyhow::Result<()> {
-    let at = |number: usize| Some(SocketAddr::from((segment.address(number), PORT)));
-    nodes[0].client.cluster_init(&ClusterInit {
-        name: Some(host_name(0)),
-        listen: at(0),
-        ..ClusterInit::default()
-    })?;
-    for (number, node) in nodes.iter().enumerate().skip(1) {
-        let invited = nodes[0].client.cluster_invite(&ClusterInvite::default())?;
-        node.client.cluster_join(&ClusterJoin {
-            url: invited.url,
-            invitation: invited.invitation,
-            name: Some(host_name(number)),
-            listen: at(number),
-        })?;
-    }
     Ok(())
 }

@@ -4,11 +4,11 @@
 use super::activation::{activate, boot};
 use super::dock::{dock, dock_as};
 use super::pool::{warm_ms, with_budget};
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
-use crate::live::{Node, drop_caches, write_distinct};
 use anyhow::{Context as _, ensure};
 use floe_api::{ActivateRequest, PoolResizeRequest};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::live::{Node, drop_caches, write_distinct};
 use std::time::{Duration, Instant};
 
 /// Memory of the guest, bytes.

@@ -1,7 +1,7 @@
 //! A guest that is booted until it answers, and machines that are activated until they do: what the parts of `activate` measure.
-use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use floe_api::{ActivateReport, ActivateRequest, Event, RunRequest, Wait};
+use floe_testbed::live::Node;
 use std::collections::BTreeMap;
 
 /// Longest time until a guest answers, in seconds.

@@ -2,10 +2,10 @@
 //! and on the strong host, and what was advised while it ran on the device is held against what was measured. Nothing is fitted to these
 //! runs: how long a job will take is reckoned from a run before.
 use super::offload::site::{JOB_MAX, Link, MACHINE, Site};
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
 use floe_api::{Advice, AdviceVerdict, AdviseRequest};
 use floe_node::pays::GAIN_MIN;
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples};
 use std::time::Instant;
 
 /// Memory of the guest.

@@ -1,11 +1,11 @@
 //! `apps`: the cost of a job on clones that are made for it and end with it, compared with machines that already run and
 //! have everything in memory: SnowFlock's zero-cost fork (section 5.1). The programs are Debian's own. The same on two
 //! hosts is `apps-hosts`; a compilation, which its parent hands out in small pieces, is `distcc`.
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples, interleave};
-use crate::live::Node;
 use anyhow::Context as _;
 use floe_api::{HostAccess, Limits, NetworkRequest, RunRequest};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples, interleave};
+use floe_testbed::live::Node;
 use rustix::process::{Pid, Signal, kill_process};
 use std::cell::OnceCell;
 use std::collections::BTreeSet;

@@ -1,17 +1,17 @@
 //! `apps-hosts`: the jobs of `apps` on clones that are spread over two hosts, compared with machines that already run on both and have
 //! everything in memory (SnowFlock's figure 5). The hosts are network namespaces with a gigabit link between them, over which a clone reads what it
 //! touches of its parent's memory; they share this machine's processors.
-use super::activate::{host_name, join};
 use super::apps::{
     JOB_MAX, JOBS, Job, PARENT, ROUNDS, Still, Took, add_took, capture_warm, on_one, only, quiet,
     run_image, run_warm, same,
 };
 use super::exec::Floe;
-use crate::harness::{Context, Report, Samples, interleave};
-use crate::link::Segment;
-use crate::live::{Node, at_once};
 use anyhow::{Context as _, ensure};
 use floe_api::paths::Home;
+use floe_testbed::cluster::{host_name, join};
+use floe_testbed::harness::{Context, Report, Samples, interleave};
+use floe_testbed::link::Segment;
+use floe_testbed::live::{Node, at_once};
 use std::cell::{OnceCell, RefCell};
 use std::collections::BTreeSet;
 use std::time::{Duration, Instant};

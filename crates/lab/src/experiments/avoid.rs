@@ -2,12 +2,12 @@
 //! neither zeroes pages when it frees them nor reports them, so that their last content is fetched only to be
 //! overwritten. Of a machine that was booted, and of one that was started from an image in which that memory was in use.
 use super::forking::fork_to;
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
-use crate::link::Namespace;
-use crate::live::{Node, write_distinct};
 use anyhow::{Context as _, ensure};
 use floe_api::RunRequest;
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::link::Namespace;
+use floe_testbed::live::{Node, write_distinct};
 use std::time::{Duration, Instant};
 
 const PARENTS: &str = "10.79.0.1";

@@ -1,8 +1,8 @@
 //! `build`: what `make build` costs, from nothing and after a change of one service; against the same in another tree of this
 //! repository's history, if one is named. What is compared is the CPU time of the compilation, which other work on the host hardly
 //! changes.
-use crate::harness::{Context, Report, Run, Samples, cpu_times, interleave};
 use anyhow::{Context as _, bail, ensure};
+use floe_testbed::harness::{Context, Report, Run, Samples, cpu_times, interleave};
 use std::cell::Cell;
 use std::fs;
 use std::path::{Path, PathBuf};

@@ -1,12 +1,12 @@
 //! `capture`: how long a running guest is paused for a capture, and what a second capture a minute later stores. Compared
 //! with QEMU's own way to a file, `stop` and `migrate`, on a guest of the same size.
-use super::plain::{Hardware, PlainQemu};
-use super::wan;
-use crate::harness::{Context, Report, Samples};
-use crate::live::Node;
 use anyhow::Context as _;
 use floe_image::{CHUNK_SIZE, Hash, Manifest, Region, Segment};
 use floe_store::Repository;
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::live::Node;
+use floe_testbed::plain::{Hardware, PlainQemu};
+use floe_testbed::wan;
 use std::time::Duration;
 
 /// Time between two captures whose pause is measured.

@@ -2,11 +2,11 @@
 //! the first web request that goes through all three is answered. Each was booted by itself: none is a fork of another.
 use super::dock::dock;
 use super::exec::Floe;
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
-use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use floe_api::{EnsembleRequest, ImportRequest, RunRequest, Wait};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::live::Node;
 use std::io::{Read, Write};
 use std::net::TcpStream;
 use std::path::PathBuf;

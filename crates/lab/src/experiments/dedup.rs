@@ -1,12 +1,12 @@
 //! `dedup`: one disk imported in seven formats, and ten different Debian guests in one repository. What is stored is
 //! compared with one import, and with each guest in a repository of its own; an import of a disk that the repository has
 //! already is compared with one into an empty repository.
-use crate::guest::Guest;
-use crate::harness::{Context, Report, interleave};
-use crate::live::Node;
-use crate::workload;
 use anyhow::{Context as _, bail, ensure};
 use floe_api::{ImportRequest, Outcome};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, interleave};
+use floe_testbed::live::Node;
+use floe_testbed::workload;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;

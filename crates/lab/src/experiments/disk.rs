@@ -1,13 +1,13 @@
 //! `disk`: fio on a copy-on-write disk of the mount, with all of its data local and in the cache, compared with the same
 //! raw file on the file system below. Both are opened with O_DIRECT, as QEMU opens floe's disks. The raw file through the
 //! page cache (as with QEMU's `cache=writeback`) is shown as well.
-use super::local::{LocalMount, need};
-use crate::harness::{Context, Report, Samples, interleave};
-use crate::workload;
 use anyhow::{Context as _, bail};
 use floe_image::MachineConfig;
 use floe_mount::{DiskSpec, MachineSpec};
 use floe_store::{Ingest, IngestOptions};
+use floe_testbed::harness::{Context, Report, Samples, interleave};
+use floe_testbed::local::{LocalMount, need};
+use floe_testbed::workload;
 use std::path::Path;
 use std::process::Command;
 

@@ -1,14 +1,14 @@
 //! `distcc`: a compilation that its parent hands out in small pieces, on clones that are made for it and end with it, beside the parent and
 //! on another host; compared with clones that are there all the time, and with one machine that does all of it (SnowFlock, section 5.1).
-use super::activate::{host_name, join};
 use super::apps::{
     JOB_MAX, LOOK_EVERY, ROUNDS, SETTLE_MAX, Still, Took, add_took, capture_warm, on_one, only,
     quiet, run_warm,
 };
-use crate::harness::{Context, Report, Samples, interleave};
-use crate::link::Segment;
-use crate::live::Node;
 use anyhow::{Context as _, ensure};
+use floe_testbed::cluster::{host_name, join};
+use floe_testbed::harness::{Context, Report, Samples, interleave};
+use floe_testbed::link::Segment;
+use floe_testbed::live::Node;
 use std::time::Instant;
 
 /// The machine that has compiling clones all the time; the next one makes them when they are needed, and the last one has none.

@@ -2,11 +2,11 @@
 //! work as a web server, a database and a compiler; docked live, and made small first; compared with the memory that each of them has. Once
 //! over an image that was captured at the guest's shell, and once over its disks alone. What being made small is worth by itself is told
 //! by pairs: two machines of one image that have done the same work, one docked live and one made small first.
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
-use crate::live::Node;
 use anyhow::{Context as _, ensure};
 use floe_api::{ActivateRequest, DockRequest, ImportRequest, Outcome, RunRequest, SubstrateInfo};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::live::Node;
 use std::path::PathBuf;
 use std::time::Duration;
 

@@ -1,7 +1,7 @@
 //! `emulator`: checks the link emulator itself: rate and delay of real packets through two namespaces, compared with the
 //! settings.
-use crate::harness::{Context, Report, Samples};
-use crate::link::{Bridge, Rate, Shape, measure};
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::link::{Bridge, Rate, Shape, measure};
 use std::time::Duration;
 
 /// Links that are checked: the design's slow one, a slower one with a short delay, a fast one.

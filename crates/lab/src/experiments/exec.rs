@@ -1,11 +1,11 @@
 //! `exec`: commands and copies in a guest, over the port of its agent: what a command takes beyond its own spawn in the guest,
 //! how fast files are copied, and how long a keystroke's echo takes beside a copy; what is left of a command that is ended, and which
 //! others end with one that takes all memory.
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
-use crate::live::Node;
 use anyhow::{Context as _, bail, ensure};
 use floe_api::{RunRequest, Wait};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::live::Node;
 use std::io::{Read, Write};
 use std::path::PathBuf;
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
@@ -43,7 +43,7 @@ pub(super) struct Floe {
 impl Floe {
     pub fn new(node: &Node) -> anyhow::Result<Floe> {
         Ok(Floe {
-            program: crate::live::floe()?,
+            program: floe_testbed::live::floe()?,
             socket: node.client.socket().to_owned(),
         })
     }

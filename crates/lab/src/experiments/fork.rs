@@ -2,13 +2,13 @@
 //! clone's node needs before it starts. Compared with QEMU's own way: stop and write a migration file, and n QEMUs that load it at once.
 use super::forking::{BETWEEN, FILL_MAX, FORGET_MAX, end, fork_to, start, told};
 use super::hardware::own_mb;
-use super::plain::{Hardware, PlainQemu};
-use super::wan;
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples, cpu_times};
-use crate::live::{Node, write_distinct};
 use anyhow::Context as _;
 use floe_api::Outcome;
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples, cpu_times};
+use floe_testbed::live::{Node, write_distinct};
+use floe_testbed::plain::{Hardware, PlainQemu};
+use floe_testbed::wan;
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

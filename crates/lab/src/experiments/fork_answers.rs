@@ -5,14 +5,14 @@
 use super::dock::{self, Kind};
 use super::exec::Floe;
 use super::forking::{end, start, told};
-use super::park::until_it_answers;
-use super::plain::{Hardware, PlainQemu};
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
-use crate::live::{Node, at_once};
 use anyhow::{Context as _, ensure};
 use floe_api::{CloneState, ForkRequest, ForwardRequest, PortForward, WaitFor, WaitQuery};
 use floe_image::CHUNK_SIZE;
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::live::{Node, at_once};
+use floe_testbed::plain::{Hardware, PlainQemu};
+use floe_testbed::web::until_it_answers;
 use std::path::Path;
 use std::time::{Duration, Instant};
 

@@ -1,17 +1,17 @@
 //! A part of `fork`, after SnowFlock's figure 2: a Debian of 1 GB gets a clone on each of 1, 2 and 4 other hosts, until the last of them
 //! has answered a web request. Compared with a guest that is stopped, written to a file, sent to each of them over the parent's link, and
 //! loaded there by QEMU alone. The hosts are network namespaces behind gigabit links, and share this machine's processors.
-use super::activate::{host_name, join};
 use super::fork_answers::lead_to;
 use super::forking::{end, start, told};
-use super::park::until_it_answers;
-use super::plain::{Hardware, PlainQemu};
-use super::wan;
-use crate::harness::{Context, Report, Samples};
-use crate::link::Segment;
-use crate::live::{Node, at_once};
 use anyhow::{Context as _, ensure};
 use floe_api::{CloneState, ForkReport, ForkRequest, MulticastUse};
+use floe_testbed::cluster::{host_name, join};
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::link::Segment;
+use floe_testbed::live::{Node, at_once};
+use floe_testbed::plain::{Hardware, PlainQemu};
+use floe_testbed::wan;
+use floe_testbed::web::until_it_answers;
 use std::fs::File;
 use std::net::{TcpListener, TcpStream};
 use std::path::Path;

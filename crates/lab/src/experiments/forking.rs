@@ -1,7 +1,7 @@
 //! How the parts of `fork`, and other experiments with forks, start a parent, fork it, and end its clones.
-use crate::live::Node;
 use anyhow::Context as _;
 use floe_api::{CloneState, ForkReport, ForkRequest, KillRequest, Outcome, RunRequest};
+use floe_testbed::live::Node;
 use std::time::{Duration, Instant};
 
 /// How long a guest may take to fill memory, emulated.

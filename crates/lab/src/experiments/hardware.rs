@@ -1,14 +1,14 @@
 //! `hardware`: what it costs that a machine can be given more while it runs. The same guest runs alternately on a machine
 //! of hardware profile 2 (room for vCPUs, memory, cards and disks) and on one of profile 1 (no room).
-use crate::guest::{Guest, READY};
-use crate::harness::{Context, Report, Samples, interleave};
-use crate::live::tell_console;
 use anyhow::{Context as _, bail};
 use floe_image::CHUNK_SIZE;
 use floe_machine::{
     Boot, Capture, CaptureOptions, Machine, Profile, Programs, Snapshot, Socket, Spec, Standby,
     accel,
 };
+use floe_testbed::guest::{Guest, READY};
+use floe_testbed::harness::{Context, Report, Samples, interleave};
+use floe_testbed::live::tell_console;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;

@@ -1,12 +1,12 @@
 //! `import`: imports a sparse disk into the repository (read, find holes, hash, deduplicate, compress, write, fsync).
 //! Compared with `zstd -3 -T0` of the same file, and of its data alone with all holes removed. Then files of all foreign formats are
 //! imported, which must become the disk that is in them.
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples, interleave};
-use crate::workload;
 use anyhow::{Context as _, bail};
 use floe_image::MachineConfig;
 use floe_store::{Ingest, IngestOptions, Repository};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples, interleave};
+use floe_testbed::workload;
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 use std::process::Command;

@@ -1,17 +1,17 @@
 //! `input`: what a user does at one host, on the console, with keys and with a pointer, while the machine is parked, paused, moved between two hosts, the link between them is cut, and
 //! their nodes are killed.
 //! Counted in the guest: what is missing there, what came twice, what came too late.
-use super::activate::{host_name, join};
-use super::cpu_user::guest_and;
-use crate::guest::Guest;
-use crate::harness::{Context, Report};
-use crate::link::Segment;
-use crate::live::Node;
 use anyhow::{Context as _, bail, ensure};
 use floe_api::client::{Client, ClientError};
 use floe_api::{
     ErrorCode, MachineStatus, MoveRequest, TypeReport, TypeRequest, TypedInput, UserInput,
 };
+use floe_contention::cpu_user::guest_and;
+use floe_testbed::cluster::{host_name, join};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report};
+use floe_testbed::link::Segment;
+use floe_testbed::live::Node;
 use std::path::PathBuf;
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicU64, Ordering};

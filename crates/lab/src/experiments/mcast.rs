@@ -5,13 +5,9 @@
 //! Each host is a network namespace at a switch, with its own cache, fetcher and sockets, like a node but without its
 //! other parts. It reads in order with a prefetcher: chunk by chunk on demand, and some way ahead of that. How clones of a guest read, and
 //! how long they take, is the part `mcast_clones`.
-use super::local::LocalRam;
-use super::swarm_storm::{FromHub, content_of, digits, members};
-use crate::harness::{Context, Report, Samples};
-use crate::link::{Namespace, Segment};
-use crate::live::Hub;
 use anyhow::{Context as _, anyhow, ensure};
 use floe_api::SwarmJoin;
+use floe_delivery::swarm_storm::{FromHub, content_of, digits, members};
 use floe_image::datagram::GroupKey;
 use floe_image::{CHUNK_SIZE, Hash, Kind, Segment as Table, chunk_hash};
 use floe_node::transfer::{Cancel, HubClient, PushOptions, push};
@@ -21,6 +17,10 @@ use floe_source::{
     Directory, FetchOptions, Fetcher, Purpose, Registry, Retry, RetryOptions, Source, Who,
 };
 use floe_store::{Cache, Repository};
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::link::{Namespace, Segment};
+use floe_testbed::live::Hub;
+use floe_testbed::local::LocalRam;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::{Arc, Barrier};
@@ -168,7 +168,7 @@ impl Parent {
         let dir = context.scratch.join("parent");
         std::fs::create_dir_all(&dir)?;
         let (repository, image) = LocalRam::image(&dir, bytes)?;
-        let noise = crate::workload::noise(bytes, 1);
+        let noise = floe_testbed::workload::noise(bytes, 1);
         let chunks = noise.chunks(CHUNK_SIZE).map(Hash::of).collect();
         let home = segment.host(0);
         let hub = Hub::start(Some(home), &dir.join("hub"), segment.address(0), PORT)?;

@@ -3,12 +3,12 @@
 //! leaves the parent's host until then. The hosts are network namespaces behind gigabit links, and share this machine's processors.
 use super::fork_hosts::{answers, fork_away, nodes_of};
 use super::forking::{end, start};
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
-use crate::link::Segment;
-use crate::live::{Node, at_once, write_distinct};
 use anyhow::{Context as _, ensure};
 use floe_api::{MulticastUse, SwarmWay};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::link::Segment;
+use floe_testbed::live::{Node, at_once, write_distinct};
 use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 

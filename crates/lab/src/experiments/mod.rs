@@ -1,8 +1,8 @@
-//! The experiments, one file each ([`hammer`] is a folder). Each one uses the real crates and measures its alternative in
-//! the same run.
+//! The list of all experiments, and those that are in no crate of their own, one file each. Each one uses the real crates and measures
+//! its alternative in the same run.
 //!
-//! Several of them share [`local`] (a mount with everything local), [`live`](crate::live) (nodes and hubs as processes), [`wan`] (two
-//! hosts and a slow link) and [`plain`] (QEMU without floe).
+//! Several of them share what floe-testbed has: `local` (a mount with everything local), `live` (nodes and hubs as processes), `wan` (two
+//! hosts and a slow link) and `plain` (QEMU without floe).
 pub mod activate;
 mod activate_ways;
 mod activation;
@@ -12,67 +12,38 @@ pub mod apps_hosts;
 pub mod avoid;
 pub mod build;
 pub mod capture;
-pub mod churn;
 mod cluster_ready;
-pub mod cpu_scx;
-pub mod cpu_sim;
-pub mod cpu_user;
 pub mod dedup;
-pub mod density;
 pub mod disk;
 pub mod distcc;
 pub mod dock;
 pub mod emulator;
 pub mod exec;
-pub mod fault;
 mod foreign;
 pub mod fork;
 mod fork_answers;
 mod fork_hosts;
 mod forking;
-pub mod fuzz;
-pub mod hammer;
 pub mod hardware;
-pub mod hub_hostile;
 pub mod import;
-pub mod independent;
 pub mod input;
-pub mod io;
-pub mod io_cost;
-pub mod io_sim;
-pub mod io_who;
-pub mod isolation;
-pub mod local;
 pub mod mcast;
 mod mcast_clones;
-pub mod odd_sources;
 pub mod offload;
-pub mod optimize;
 pub mod page;
 pub mod park;
-pub mod plain;
 pub mod pool;
 pub mod restore;
-pub mod resume_wan;
-pub mod static_server;
-pub mod stream_plots;
-pub mod stream_real;
-pub mod stream_runs;
-pub mod stream_sim;
-pub mod swarm_cost;
-pub mod swarm_real;
-pub mod swarm_sim;
-pub mod swarm_storm;
-pub mod switch;
 pub mod template;
 pub mod test;
-pub mod touch;
-pub mod train;
-pub mod two_streams;
-pub mod wan;
-pub mod ways;
 
-use crate::harness::{Context, Report};
+use floe_contention::{cpu_scx, cpu_sim, density, io_cost, io_sim, io_who, isolation, switch};
+use floe_delivery::{
+    fault, independent, optimize, resume_wan, stream_real, stream_sim, swarm_cost, swarm_storm,
+    touch, train, two_streams,
+};
+use floe_testbed::harness::{Context, Report};
+use floe_torture::{churn, hub_hostile, odd_sources};
 
 /// An experiment.
 pub struct Experiment {
@@ -84,7 +55,8 @@ pub struct Experiment {
     pub run: fn(&Context) -> anyhow::Result<Report>,
 }
 
-/// All experiments except those that have options of their own ([`hammer`], [`fuzz`], [`io`] ...); the cheap ones first.
+/// All experiments, those of other crates included, except those that have options of their own (`hammer`, `fuzz`, `io` ...); the cheap
+/// ones first.
 pub const ALL: &[Experiment] = &[
     Experiment {
         name: "emulator",

@@ -1,12 +1,12 @@
 //! `page`: how soon the catalogue of a node with many images is painted, and how large the page is, in Debian's Chromium
 //! over loopback, each time with an empty browser cache. Compared with a plain text file of the same node.
-use crate::harness::{Context, Report, Samples};
 use anyhow::{Context as _, ensure};
 use floe_api::paths::Home;
 use floe_front::page::thumbnail::{THUMB_REGION, of_screen};
 use floe_image::{ImageName, MachineConfig};
 use floe_node::{NodeOptions, WebOptions};
 use floe_store::{Ingest, IngestOptions, Repository};
+use floe_testbed::harness::{Context, Report, Samples};
 use rand::{Rng, SeedableRng, rngs::StdRng};
 use std::path::Path;
 use std::process::{Command, Stdio};

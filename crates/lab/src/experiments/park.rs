@@ -1,19 +1,13 @@
 //! `park`: what a parked machine takes of its host's memory, and how long a connection to it waits for its first byte. Compared with
 //! the same machine while it runs, and started from its disks.
-use super::wan;
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
-use crate::live::{Node, drop_caches};
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use floe_api::{RunRequest, StartRequest, StopRequest};
-use std::io::{Read, Write};
-use std::net::TcpStream;
-use std::time::{Duration, Instant};
-
-/// Longest time for a guest to boot and answer, under emulation on a busy host.
-const ANSWER_MAX: Duration = Duration::from_secs(300);
-/// How often it is asked meanwhile.
-const ASK_EVERY: Duration = Duration::from_millis(20);
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::live::{Node, drop_caches};
+use floe_testbed::wan;
+use floe_testbed::web::{first_byte, until_it_answers};
+use std::time::Instant;
 
 /// Runs the experiment.
 pub fn run(context: &Context) -> anyhow::Result<Report> {
@@ -141,27 +135,6 @@ fn run_machine(node: &Node, image: &str, name: &str) -> anyhow::Result<u16> {
         .host_port;
     until_it_answers(port)?;
     Ok(port)
-}
-
-/// Asks the web server that a port of this host leads to until it answers.
-pub(super) fn until_it_answers(port: u16) -> anyhow::Result<()> {
-    let until = Instant::now() + ANSWER_MAX;
-    while !matches!(first_byte(port), Ok(Some(_))) {
-        if Instant::now() > until {
-            bail!("its web server did not answer within {ANSWER_MAX:?}");
-        }
-        std::thread::sleep(ASK_EVERY);
-    }
-    Ok(())
-}
-
-/// Asks for a page; returns the first byte of the answer, or `None` if the connection was ended.
-fn first_byte(port: u16) -> std::io::Result<Option<u8>> {
-    let mut server = TcpStream::connect(("127.0.0.1", port))?;
-    server.set_read_timeout(Some(ANSWER_MAX))?;
-    server.write_all(b"GET / HTTP/1.0\r\n\r\n")?;
-    let mut first = [0];
-    Ok((server.read(&mut first)? == 1).then_some(first[0]))
 }
 
 fn ms(began: Instant) -> f64 {

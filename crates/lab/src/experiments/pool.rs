@@ -1,9 +1,9 @@
 //! `pool`: how many substrates of different machines fit 8 GB of the host's memory; and how much memory many substrates take that were
 //! made of ten guests again and again, after different work. Compared with the same number of substrates that share nothing.
 use super::dock::{Kind, TINY, boot, dock, work};
-use crate::harness::{Context, Report, Samples, own_memory};
-use crate::live::Node;
 use anyhow::{Context as _, ensure};
+use floe_testbed::harness::{Context, Report, Samples, own_memory};
+use floe_testbed::live::Node;
 use std::path::Path;
 use std::time::{Duration, Instant};
 

@@ -1,10 +1,10 @@
 //! `restore`: the time from `run` to a running guest, with the image in the local store and the caches warm. Compared
 //! with QEMU's own way, a migration stream from a file in the page cache.
-use super::plain::{Hardware, PlainQemu};
-use super::wan;
-use crate::harness::{Context, Report, Samples};
-use crate::live::Node;
 use floe_api::{Event, RunRequest};
+use floe_testbed::harness::{Context, Report, Samples};
+use floe_testbed::live::Node;
+use floe_testbed::plain::{Hardware, PlainQemu};
+use floe_testbed::wan;
 use std::collections::BTreeMap;
 use std::time::Duration;
 

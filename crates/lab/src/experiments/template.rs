@@ -1,11 +1,11 @@
 //! `template`: a new machine of a template whose disk has 2 to 20 GB, until its QEMU runs. Compared with a copy of that disk, which a
 //! template that is a file needs for each machine (table 3.1 of the dissertation on VM Substrate).
 use super::activate::forget;
-use crate::guest::Guest;
-use crate::harness::{Context, Report, interleave};
-use crate::live::{Node, import_request};
 use anyhow::{Context as _, ensure};
 use floe_api::{RunRequest, Wait};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, interleave};
+use floe_testbed::live::{Node, import_request};
 use rand::Rng as _;
 use std::fs::File;
 use std::io::Write;

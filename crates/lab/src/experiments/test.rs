@@ -3,8 +3,8 @@
 //! tests there are; and what `make test` runs, again and again beside a load.
 //!
 //! All steps together take half a day. Each leaves its outcome in the working directory, where a run that was cut goes on.
-use crate::harness::{Context, Report, code_here};
 use anyhow::{Context as _, ensure};
+use floe_testbed::harness::{Context, Report, code_here};
 use serde::{Deserialize, Serialize};
 use std::fs;
 use std::os::unix::process::ExitStatusExt;

@@ -9,8 +9,8 @@ mod vsip;
 mod vtube;
 mod wang;
 
-use crate::harness::{Figure, code_here, short};
 use anyhow::Context as _;
+use floe_testbed::harness::{Figure, code_here, short};
 use serde::{Deserialize, Serialize};
 use std::collections::BTreeMap;
 use std::io::{ErrorKind, Write};

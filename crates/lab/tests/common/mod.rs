@@ -1,5 +1,5 @@
 //! Runs an experiment as its users do, and reads its report.
-use floe_lab::harness::Report;
+use floe_testbed::harness::Report;
 use std::os::unix::fs::PermissionsExt;
 use std::process::Command;
 

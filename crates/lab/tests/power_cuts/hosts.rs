@@ -1,6 +1,6 @@
 //! A node and a hub as processes, with all of their state in one directory.
 use floe_api::client::Client;
-use floe_lab::experiments::hammer::world;
+use floe_torture::hammer::world;
 use std::io::{BufRead, BufReader};
 use std::net::TcpListener;
 use std::path::{Path, PathBuf};

@@ -2,9 +2,9 @@
 use super::device::Recorder;
 use super::hosts::Hosts;
 use floe_api::*;
-use floe_lab::guest::Guest;
-use floe_lab::workload::noise;
 use floe_node::transfer::{Cancel, Destination, HubClient, PullOptions, pull};
+use floe_testbed::guest::Guest;
+use floe_testbed::workload::noise;
 use std::path::Path;
 
 /// Something that was acknowledged.

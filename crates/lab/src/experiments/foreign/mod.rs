@@ -3,11 +3,11 @@
 
 mod files;
 
-use crate::harness::{Context, Report};
-use crate::live::Node;
 use anyhow::ensure;
 use files::{Case, Expect};
 use floe_api::{ExportFormat, ExportRequest, ImportRequest};
+use floe_testbed::harness::{Context, Report};
+use floe_testbed::live::Node;
 use std::fs;
 use std::path::Path;
 

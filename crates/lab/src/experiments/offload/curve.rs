@@ -1,7 +1,7 @@
 //! The curve of what is gained by how much work there is, with the trips that were measured on it.
 use super::site::Link;
-use crate::plot::{Axes, COLOURS, Scale, Svg};
 use floe_node::pays::{Case, Costs};
+use floe_testbed::plot::{Axes, COLOURS, Scale, Svg};
 
 const WIDTH: f64 = 760.0;
 const HEIGHT: f64 = 400.0;

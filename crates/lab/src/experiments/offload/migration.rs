@@ -1,12 +1,12 @@
 //! QEMU's own way to another host, with what it has for slow links: the disk below is on both sides, what the guest wrote on it is
 //! mirrored, memory goes over several connections that compress. The order is that of the field's managers: the mirror ends while the
 //! guest stands still, and the guest goes on once the other side has let go of its disk.
-use super::site::{DEVICE_PERCENT, JOB_MAX, Link};
-use crate::experiments::io::groups::CpuCap;
-use crate::experiments::plain::{Hardware, PlainQemu};
-use crate::guest::Guest;
-use crate::link::Bridge;
+use super::site::{JOB_MAX, Link};
 use anyhow::{bail, ensure};
+use floe_contention::io::{CpuCap, DEVICE_PERCENT};
+use floe_testbed::guest::Guest;
+use floe_testbed::link::Bridge;
+use floe_testbed::plain::{Hardware, PlainQemu};
 use serde_json::{Value, json};
 use std::path::Path;
 use std::time::{Duration, Instant};

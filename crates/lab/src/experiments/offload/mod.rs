@@ -5,10 +5,11 @@ mod curve;
 mod migration;
 pub(super) mod site;
 
-use crate::guest::Guest;
-use crate::harness::{Context, Report, Samples};
 use curve::Done;
+use floe_contention::io::DEVICE_PERCENT;
 use floe_node::pays::{Case, Costs};
+use floe_testbed::guest::Guest;
+use floe_testbed::harness::{Context, Report, Samples};
 use site::{Link, Site, Trip, down};
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -100,7 +101,7 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
          End to end: from the command to the answer back on the device. How much faster a job is, and how long the ways take beside their \
          bytes, is fitted to the first trip of each job over the first link, and held against all other trips, whose bytes are given. Names \
          without a suffix: 7.2 Mbit/s and 120 ms; _50: 50 Mbit/s and 30 ms; _lte: a recorded link",
-        site::DEVICE_PERCENT
+        DEVICE_PERCENT
     ));
     report.note(
         "the JavaScript suite is the lab's own (guests/suite.js) and runs in Duktape, which only interprets: an engine that compiles while \

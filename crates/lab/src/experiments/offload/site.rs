@@ -2,16 +2,16 @@
 //!
 //! The device is what a quota leaves of one core to its node and to its QEMU together. The image of the machine, with the memory of its booted
 //! guest, is on both sides.
-use crate::experiments::io::groups::CpuCap;
-use crate::guest::Guest;
-use crate::link::{Bridge, Rate, Shape, Trace};
-use crate::live::Node;
 use anyhow::Context as _;
 use floe_api::client::ClientError;
 use floe_api::{
     ClusterInit, ClusterInvite, ClusterJoin, ErrorCode, MoveReport, MoveRequest, PullRequest,
     PushRequest, RecallRequest, RunRequest, SyncRequest,
 };
+use floe_contention::io::{CpuCap, DEVICE_PERCENT};
+use floe_testbed::guest::Guest;
+use floe_testbed::link::{Bridge, Rate, Shape, Trace};
+use floe_testbed::live::Node;
 use std::net::{Ipv4Addr, SocketAddr};
 use std::path::Path;
 use std::sync::Arc;
@@ -20,8 +20,6 @@ use std::time::{Duration, Instant};
 
 /// The machine.
 pub const MACHINE: &str = "phone";
-/// What the device has of a core, in percent: the paper's is 5 to 12 times slower than its cloud.
-pub const DEVICE_PERCENT: u32 = 17;
 /// Longest time for a job, on the device.
 pub const JOB_MAX: Duration = Duration::from_secs(3600);
 /// Longest time until a node has forgotten the trip before.
