@@ -256,6 +256,28 @@ fn memory_is_given_back_while_nobody_else_has_its_lock() {
 }
 
 #[test]
+fn the_work_of_a_workload_is_what_its_threads_compute() {
+    for workload in FINITE {
+        let mut program = Program::new(workload, CORES);
+        let mut random = Random::new(1);
+        let mut computed_ns = 0;
+        for thread in 0..workload.threads(CORES) {
+            loop {
+                match program.next(thread, &mut random) {
+                    Op::Compute(ns) => computed_ns += ns,
+                    Op::End => break,
+                    _ => {}
+                }
+            }
+        }
+        let work_ns = workload.work_ns(CORES).expect("it has an end");
+        let ratio = computed_ns as f64 / work_ns as f64;
+        // kernbench's 160 jobs are exponential: 8 % of deviation
+        assert!((0.75..1.3).contains(&ratio), "{workload:?}: {ratio}");
+    }
+}
+
+#[test]
 fn spin_locks_are_held_for_the_part_of_the_time_that_table_4_1_says() {
     // microseconds and calls of spin_lock and of spin_lock_irq
     for (workload, plain, irq) in [

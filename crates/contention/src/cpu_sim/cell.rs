@@ -1,6 +1,7 @@
 //! One cell of a table: a workload in a queue of some length, under a policy, n times.
 
-use floe_sched::cpu::{Balance, Base, Gang, Plain, Policy, Sbco, Threshold, Told};
+use floe_sched::cpu::{Balance, Base, Gang, Plain, Policy, Sbco, Threshold, Told, WEIGHT};
+use floe_simulator::cpu_sim::world::TICK_NS;
 use floe_simulator::cpu_sim::{
     DirectedYield, HolderBoost, LockKind, Outcome, Setup, Workload, World,
 };
@@ -11,8 +12,8 @@ use floe_testbed::harness::Samples;
 pub const VCPUS: usize = 4;
 /// What a run that doesn't end is given.
 pub const OPEN_S: f64 = 15.0;
-/// Nothing takes this long unless it stands still: a run that is cut here counts with this time.
-pub const LIMIT_S: f64 = 600.0;
+/// A run that has an end is not cut before, in virtual seconds: nothing but a convoy of locks takes so long.
+const LIMIT_S: f64 = 600.0;
 
 /// Who decides.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -123,6 +124,24 @@ impl Host {
         }
     }
 
+    /// After how many virtual seconds a run is cut, and counts with that time: as long as its work takes in the slowest convoy of locks. In
+    /// that one, of all vCPUs that wait in line only one gets the lock each time the queues have gone round. It computes until it needs it
+    /// again, and spins for the rest of its turn.
+    pub fn limit_s(self, machines: &[(usize, Workload)]) -> f64 {
+        let (vcpus, measured) = machines[0];
+        let Some(work_ns) = measured.work_ns(vcpus) else {
+            return OPEN_S;
+        };
+        let all: usize = machines.iter().map(|(vcpus, _)| vcpus).sum();
+        let queue = all.div_ceil(self.cores);
+        let load = queue as u64 * u64::from(WEIGHT);
+        let slice_ns = self.base().slice_ns(queue, WEIGHT, load) as u64;
+        let round_s = (queue as u64 * slice_ns.next_multiple_of(TICK_NS)) as f64 / 1e9;
+        let locks = measured.locks();
+        let computes_ns = 1e9 * locks.count as f64 / locks.per_s;
+        (work_ns as f64 / computes_ns * round_s).max(LIMIT_S)
+    }
+
     /// Runs the first workload beside the others, a machine each.
     pub fn run(
         self,
@@ -167,7 +186,7 @@ pub struct Runs {
 
 /// Whether a workload has an end.
 pub fn ends(workload: Workload) -> bool {
-    !matches!(workload, Workload::Jbb(_) | Workload::Npb | Workload::Pi)
+    workload.work_ns(VCPUS).is_some()
 }
 
 impl Cell {
@@ -201,8 +220,49 @@ pub fn outcomes(
     machines: &[(usize, Workload)],
     rounds: usize,
 ) -> Vec<Outcome> {
-    let limit_s = if ends(machines[0].1) { LIMIT_S } else { OPEN_S };
+    let limit_s = host.limit_s(machines);
     parallel(rounds, |seed| {
         host.run(who, machines.to_vec(), seed as u64, 0.0, limit_s)
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use floe_simulator::cpu_sim::world::SWITCH_NS;
+
+    /// All vCPUs here compute or spin, and under CFS the queues of the four cores go round in step: once siblings wait in line for a lock
+    /// they do so to the end. None of them is forgotten: the convoy goes on, slowly.
+    #[test]
+    fn a_convoy_goes_on_and_has_the_time_that_it_takes() {
+        let host = Host {
+            locks: LockKind::Queued,
+            ..THEN
+        };
+        let cell = Cell {
+            workload: Workload::Kernbench,
+            queue: 4,
+        };
+        let machines = cell.machines(host);
+        let outcome = host.run(Who::Default, machines.clone(), 0, 0.0, 60.0);
+        assert!(!outcome.ended);
+        // the machine has one core's time: a quarter of four; each turn of 4 ms begins with a switch
+        let switching = SWITCH_NS as f64 / 4e6;
+        let computes = 1.0 - outcome.spun_pct[0] / 100.0 - switching;
+        assert!(computes < 0.05, "no convoy: {computes}");
+        // 160 jobs of 120 ms and a link of 500; each of four vCPUs computes for 92.5 us in 16 ms
+        let (work_s, each) = (19.7, 92.5e-6 / 16e-3);
+        let limit_s = host.limit_s(&machines);
+        for takes_s in [work_s / computes, work_s / (4.0 * each)] {
+            assert!(takes_s < limit_s, "{takes_s} s of {limit_s}");
+        }
+    }
+
+    #[test]
+    fn what_waits_for_no_lock_has_ten_minutes_and_what_has_no_end_is_cut_soon() {
+        for (workload, limit_s) in [(Workload::X264, LIMIT_S), (Workload::Npb, OPEN_S)] {
+            let cell = Cell { workload, queue: 4 };
+            assert_eq!(THEN.limit_s(&cell.machines(THEN)), limit_s);
+        }
+    }
 }

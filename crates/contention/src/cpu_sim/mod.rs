@@ -14,7 +14,7 @@ use std::collections::BTreeMap;
 const ROUNDS: usize = 10;
 /// Lengths of queues in which NPB is run: that of figure 4.12, and the longest of the others.
 const NPB_QUEUES: [usize; 2] = [4, 12];
-/// Thresholds of the sweep, in thousandths of the queue; the paper's is the second to last but two.
+/// Thresholds of the sweep, in thousandths of the queue; the paper's is the middle one.
 const THRESHOLDS: [u32; 5] = [333, 500, 667, 833, 1000];
 /// Numbers of warehouses over which SPECjbb's mean is taken.
 const WAREHOUSES: [usize; 5] = [8, 10, 12, 14, 16];
@@ -136,9 +136,8 @@ pub fn run(context: &Context) -> anyhow::Result<Report> {
             .map(|(what, count)| format!("{what} {count}"))
             .collect();
         report.note(format!(
-            "{} runs had not ended after {} virtual seconds and count with these: {}",
+            "{} runs had not ended when they were cut, and count with the time until then: {}",
             table.cut.values().sum::<usize>(),
-            cell::LIMIT_S,
             each.join(", ")
         ));
     }

@@ -96,13 +96,19 @@ pub const FINITE: [Workload; 6] = [
 ];
 
 const KERNBENCH_JOBS: u64 = 160;
+const KERNBENCH_JOB_NS: u64 = 120 * MS;
+const KERNBENCH_LINK_NS: u64 = 500 * MS;
 const DEDUP_ITEMS: u64 = 4000;
 const FERRET_ITEMS: u64 = 700;
 const STREAM_PHASES: u64 = 20_000;
+const STREAM_PHASE_NS: u64 = 120 * US;
 const X264_THREADS: usize = 6;
 const X264_FRAMES: u64 = 480;
 const X264_ROWS: u64 = 16;
+const X264_ROW_NS: u64 = 500 * US;
 const FACESIM_PHASES: u64 = 400;
+const FACESIM_TASK_NS: u64 = 5 * MS;
+const FACESIM_SERIAL_NS: u64 = MS;
 /// Batches of transactions of all warehouses between two collections of garbage, and phases of one: JRockit's collectors mark and sweep.
 const JBB_BATCHES: u64 = 150;
 const JBB_GC_PHASES: u64 = 2;
@@ -163,6 +169,25 @@ impl Workload {
             Workload::Jbb(warehouses) => warehouses,
             Workload::Streamcluster | Workload::Facesim | Workload::Pi | Workload::Npb => vcpus,
         }
+    }
+
+    /// The processor time that all its threads compute until it ends, in nanoseconds, on average; `None` if it has no end.
+    pub fn work_ns(self, vcpus: usize) -> Option<u64> {
+        let items = |stages: &[Stage], count: u64| {
+            let each: u64 = stages.iter().map(|stage| stage.1).sum();
+            count * each
+        };
+        let vcpus = vcpus as u64;
+        let ns = match self {
+            Workload::Kernbench => KERNBENCH_JOBS * KERNBENCH_JOB_NS + KERNBENCH_LINK_NS,
+            Workload::Dedup => items(&DEDUP, DEDUP_ITEMS) + DEDUP_ITEMS * UNMAP_NS,
+            Workload::Streamcluster => vcpus * STREAM_PHASES * STREAM_PHASE_NS,
+            Workload::X264 => X264_FRAMES * X264_ROWS * X264_ROW_NS,
+            Workload::Facesim => FACESIM_PHASES * (vcpus * FACESIM_TASK_NS + FACESIM_SERIAL_NS),
+            Workload::Ferret => items(&FERRET, FERRET_ITEMS),
+            Workload::Jbb(_) | Workload::Pi | Workload::Npb => return None,
+        };
+        Some(ns)
     }
 
     /// Its guest's spin locks: of table 4.1 where that has them, both kinds together, with 124,000 and 49,000 in a second for kernbench.
@@ -282,14 +307,14 @@ impl Program {
             Workload::Ferret => self.pipeline(&FERRET, FERRET_ITEMS, None, thread, random),
             Workload::Streamcluster => match step {
                 step if step / 2 == STREAM_PHASES => Op::End,
-                step if step.is_multiple_of(2) => Op::Compute(random.around(120 * US, 0.2)),
+                step if step.is_multiple_of(2) => Op::Compute(random.around(STREAM_PHASE_NS, 0.2)),
                 _ => Op::Barrier(0),
             },
             Workload::X264 => self.x264(thread, step, random),
             Workload::Facesim => match (step / 4, step % 4) {
                 (FACESIM_PHASES, _) => Op::End,
-                (_, 0) => Op::Compute(random.around(5 * MS, 0.3)),
-                (_, 2) if thread == 0 => Op::Compute(random.around(MS, 0.3)),
+                (_, 0) => Op::Compute(random.around(FACESIM_TASK_NS, 0.3)),
+                (_, 2) if thread == 0 => Op::Compute(random.around(FACESIM_SERIAL_NS, 0.3)),
                 (_, 2) => Op::Count,
                 _ => Op::Barrier(0),
             },
@@ -309,7 +334,8 @@ impl Program {
         if self.left[thread] == 0 {
             if self.taken[0] < KERNBENCH_JOBS {
                 self.taken[0] += 1;
-                self.left[thread] = random.exponential(120e6).clamp(PIECE, 600 * MS);
+                let job = random.exponential(KERNBENCH_JOB_NS as f64);
+                self.left[thread] = job.clamp(PIECE, 5 * KERNBENCH_JOB_NS);
             } else {
                 // steps are no longer needed: they count what comes at the end
                 let end = self.taken[1 + usize::from(thread != 0)];
@@ -320,7 +346,7 @@ impl Program {
                     }
                     (0, _) if end == 0 => {
                         self.taken[1] = 1;
-                        self.left[0] = 500 * MS;
+                        self.left[0] = KERNBENCH_LINK_NS;
                     }
                     _ => return Op::End,
                 }
@@ -386,7 +412,7 @@ impl Program {
             _ if frame >= X264_FRAMES => Op::End,
             0 if frame == 0 => Op::Count,
             0 => Op::Take((thread + X264_THREADS - 1) % X264_THREADS),
-            1 => Op::Compute(random.around(500 * US, 0.4)),
+            1 => Op::Compute(random.around(X264_ROW_NS, 0.4)),
             _ if frame + 1 == X264_FRAMES => Op::Count,
             _ => Op::Put(thread),
         }
