@@ -44,6 +44,13 @@ pub enum Spin {
     Flush,
 }
 
+impl Spin {
+    /// Whether the guest's kernel spins. At a barrier a program does.
+    pub fn in_kernel(self) -> bool {
+        !matches!(self, Spin::Barrier(_))
+    }
+}
+
 /// What a vCPU does when its host lets it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Doing {

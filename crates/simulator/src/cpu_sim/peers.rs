@@ -8,9 +8,9 @@ use std::collections::{BTreeMap, BTreeSet};
 /// KVM's directed yield (`kvm_vcpu_on_spin`, `yield_to`): a vCPU that spins gives its core away, and names a sibling that goes next on
 /// its own core.
 ///
-/// As it is today: siblings that were stopped take turns, those that spin themselves every other time; the one that is named goes next if
-/// the kernel's order allows it, and the one that yields loses nothing under CFS and asks anew under EEVDF, so that it may be chosen
-/// again at once.
+/// As it is today: siblings that wait take turns, those that spin themselves every other time. If the guest's kernel spins, those that were
+/// stopped outside theirs and have no interrupt to take are passed over. The one that is named goes next if the kernel's order allows it,
+/// and the one that yields loses nothing under CFS and asks anew under EEVDF, so that it may be chosen again at once.
 ///
 /// With the patches for semantics-aware scheduling (under review since November 2025): who yielded is put behind whom it yielded to, in the same queue; who
 /// sent an interrupt is known to wait for its receiver; and the one that is named gets a bounded credit of lag (their third version), so
@@ -23,6 +23,8 @@ pub struct DirectedYield {
     spun: BTreeSet<TaskId>,
     /// Spinners that were passed over the last time.
     passed: BTreeSet<TaskId>,
+    /// Who was stopped outside its guest's kernel.
+    in_program: BTreeSet<TaskId>,
 }
 
 impl DirectedYield {
@@ -33,6 +35,7 @@ impl DirectedYield {
             turns: BTreeMap::new(),
             spun: BTreeSet::new(),
             passed: BTreeSet::new(),
+            in_program: BTreeSet::new(),
         }
     }
 
@@ -49,6 +52,7 @@ impl DirectedYield {
         queues: &Queues,
         spinner: TaskId,
         awaits: Option<TaskId>,
+        in_kernel: bool,
     ) -> Option<TaskId> {
         let waits = |id: &TaskId| {
             queues
@@ -65,6 +69,9 @@ impl DirectedYield {
             let at = (turn + step) % vcpus.len();
             let id = vcpus[at];
             if id == spinner || !waits(&id) {
+                continue;
+            }
+            if in_kernel && self.in_program.contains(&id) && awaits != Some(id) {
                 continue;
             }
             if self.spun.contains(&id) && self.passed.insert(id) {
@@ -104,15 +111,26 @@ impl Policy for DirectedYield {
     fn picked(&mut self, _: &mut Queues, _: usize, task: TaskId) -> Vec<usize> {
         self.spun.remove(&task);
         self.passed.remove(&task);
+        self.in_program.remove(&task);
         Vec::new()
     }
 
     fn told(&mut self, _: u64, queues: &mut Queues, tell: Tell) -> Vec<usize> {
-        let Tell::Spins { task, awaits, .. } = tell else {
-            return Vec::new();
+        let (task, awaits, in_kernel) = match tell {
+            Tell::Spins {
+                task,
+                awaits,
+                in_kernel,
+            } => (task, awaits, in_kernel),
+            Tell::Preempted { task, in_kernel } => {
+                if !in_kernel && queues.task(task).is_some() {
+                    self.in_program.insert(task);
+                }
+                return Vec::new();
+            }
         };
         self.spun.insert(task);
-        let Some(to) = self.choose(queues, task, awaits) else {
+        let Some(to) = self.choose(queues, task, awaits, in_kernel) else {
             return Vec::new();
         };
         let core = |id: TaskId| queues.task(id).map_or(0, |task| task.core);
@@ -143,6 +161,7 @@ impl Policy for DirectedYield {
     fn forget(&mut self, task: TaskId, machine: Option<MachineId>) {
         self.spun.remove(&task);
         self.passed.remove(&task);
+        self.in_program.remove(&task);
         if let Some(machine) = machine {
             self.turns.remove(&machine);
         }
@@ -161,5 +180,50 @@ impl Policy for HolderBoost {
 
     fn spares_holders(&self) -> bool {
         true
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use floe_sched::cpu::{Scheduler, WEIGHT};
+
+    /// Who goes next after these reports of a machine with three vCPUs, of which the first runs.
+    fn named(tells: &[Tell]) -> Vec<TaskId> {
+        const CORES: usize = 2;
+        let policy = Box::new(DirectedYield::today());
+        let mut scheduler = Scheduler::new(Base::cfs(CORES), CORES, policy);
+        for number in 0..3 {
+            let added = scheduler.add(TaskId(number), Some(MachineId(1)), WEIGHT);
+            assert_eq!(added, Ok(()));
+            scheduler.wake(0, TaskId(number), None);
+            if number == 0 {
+                assert_eq!(scheduler.pick(0, 0, &mut Vec::new()), Some(TaskId(0)));
+            }
+        }
+        for tell in tells {
+            scheduler.told(1, *tell);
+        }
+        let next = |core| scheduler.queues().named(core);
+        (0..CORES).filter_map(next).collect()
+    }
+
+    #[test]
+    fn a_kernel_that_spins_yields_to_nobody_who_was_stopped_in_a_program_and_has_no_interrupt() {
+        let spins = |awaits, in_kernel| Tell::Spins {
+            task: TaskId(0),
+            awaits,
+            in_kernel,
+        };
+        let stopped = |number| Tell::Preempted {
+            task: TaskId(number),
+            in_kernel: false,
+        };
+        let (one, two) = (TaskId(1), TaskId(2));
+        assert_eq!(named(&[spins(None, true)]), [one]);
+        assert_eq!(named(&[stopped(1), spins(None, true)]), [two]);
+        assert_eq!(named(&[stopped(1), spins(None, false)]), [one]);
+        assert_eq!(named(&[stopped(1), spins(Some(one), true)]), [one]);
+        assert!(named(&[stopped(1), stopped(2), spins(None, true)]).is_empty());
     }
 }

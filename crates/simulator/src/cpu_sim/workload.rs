@@ -207,7 +207,7 @@ impl Workload {
         }
     }
 
-    /// For which part of its time its guest's kernel runs.
+    /// How likely it is that its guest's kernel runs while it computes and holds no spin lock.
     pub fn in_kernel(self) -> f64 {
         match self {
             Workload::Kernbench => 0.3,

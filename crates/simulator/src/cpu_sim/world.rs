@@ -334,7 +334,7 @@ impl World {
         let Some((machine, vcpu)) = self.cores[core].runs else {
             return;
         };
-        let Doing::Spins(_, spun) = self.guests[machine].vcpus[vcpu].doing else {
+        let Doing::Spins(spin, spun) = self.guests[machine].vcpus[vcpu].doing else {
             return;
         };
         if !self.tells || spun < PAUSE_EXIT_NS || self.now_ns < self.cores[core].pause_ns {
@@ -345,7 +345,7 @@ impl World {
         let tell = Tell::Spins {
             task: task(machine, vcpu),
             awaits: awaits.map(|vcpu| task(machine, vcpu)),
-            in_kernel: awaits.is_some(),
+            in_kernel: spin.in_kernel(),
         };
         self.scheduler.tick(self.now_ns, core);
         let cores = self.scheduler.told(self.now_ns, tell);
@@ -485,9 +485,12 @@ impl World {
         let spares = self.scheduler.policy().spares_holders();
         let guest = &mut self.guests[machine];
         let part = guest.workload().in_kernel();
-        let holding = guest.stopped_holding;
+        let (doing, holding) = (guest.vcpus[vcpu].doing, guest.stopped_holding);
         guest.stopped(vcpu, spares, &mut self.random);
-        let in_kernel = guest.stopped_holding > holding || self.random.chance(part);
+        let in_kernel = match doing {
+            Doing::Spins(spin, _) => spin.in_kernel(),
+            _ => guest.stopped_holding > holding || self.random.chance(part),
+        };
         self.fulfil(machine, None);
         if self.tells {
             let task = task(machine, vcpu);
