@@ -88,13 +88,12 @@ impl Workload {
     }
 }
 
-/// Returns the folder of the traces: `$FLOE_LAB_TRACES`, or `lab/traces` under the current directory. (Unit tests run in their package's.)
+/// The traces of the source tree, for unit tests, which run in their package's directory.
+pub const OF_THE_TREE: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/traces");
+
+/// Returns the folder of the traces: `$FLOE_LAB_TRACES`, or `lab/traces` under the current directory.
 pub fn folder() -> PathBuf {
-    let usual = match cfg!(test) {
-        true => concat!(env!("CARGO_MANIFEST_DIR"), "/../../lab/traces"),
-        false => "lab/traces",
-    };
-    std::env::var_os("FLOE_LAB_TRACES").map_or_else(|| usual.into(), PathBuf::from)
+    std::env::var_os("FLOE_LAB_TRACES").map_or_else(|| "lab/traces".into(), PathBuf::from)
 }
 
 /// Reads all workloads of a folder, ordered by name.

@@ -309,7 +309,9 @@ mod tests {
         });
         launch::store(dir.path(), &flushes).unwrap();
         let launches = Launches::load(dir.path()).unwrap();
-        let launches = launches.with_machines(&traces::folder()).unwrap();
+        let launches = launches
+            .with_machines(Path::new(traces::OF_THE_TREE))
+            .unwrap();
         let NoiseKind::Recorded(machines) = launches.noise("machine7").kind else {
             panic!("the tree has recorded machines");
         };

@@ -8,6 +8,7 @@ use floe_simulator::sim::sweep::parallel;
 use floe_simulator::swarm_sim::Outcome;
 use floe_simulator::swarm_sim::sweep::Row;
 use floe_testbed::harness::{Context, Kept, Report, Samples};
+use floe_testbed::traces;
 use plan::{Cases, Key, MAIN, PARTS, Part, Setting, Sizes, WORKLOADS};
 use rustix::time::{ClockId, clock_gettime};
 use serde::{Deserialize, Serialize};
@@ -148,7 +149,7 @@ pub fn run(context: &Context, options: &Options) -> anyhow::Result<Report> {
     let kept = options.kept.as_deref();
     let mut kept: Kept<Key, Told> = Kept::open(kept, "swarm-sim", context.quick)?;
     kept.told.retain(|key, _| all.contains(key));
-    let cases = Cases::read(&all)?;
+    let cases = Cases::read(&traces::folder(), &all)?;
     let mut lacking: Vec<Key> = wanted.into_iter().collect();
     lacking.retain(|key| !kept.told.contains_key(key));
     // what the promises need first; of that the longest, so that no core is left with one at the end
@@ -258,13 +259,14 @@ impl Progress {
 mod tests {
     use super::plan::SMALL;
     use super::*;
+    use std::path::Path;
 
     #[test]
     fn one_host_by_demand_and_by_its_profile_is_drawn_of_each_workload() {
         let sizes = Sizes { quick: false };
         let mut ones = plan::swarms(Part::Others, sizes);
         ones.retain(|key| key.hosts == 1 && key.setting.piece_kib == SMALL.piece_kib);
-        let cases = Cases::read(&ones).unwrap();
+        let cases = Cases::read(Path::new(traces::OF_THE_TREE), &ones).unwrap();
         let simulated = |key: &Key| Told::new(key, cases.simulate(key).unwrap(), 0.0);
         let told = ones.iter().map(|key| (*key, simulated(key))).collect();
         let plots = plots::draw(&Swarms { cases, told, sizes });

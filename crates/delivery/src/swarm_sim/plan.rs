@@ -4,6 +4,7 @@ use floe_simulator::swarm_sim::{Link, Outcome, Seed};
 use floe_testbed::traces::{self, Workload};
 use serde::{Deserialize, Serialize};
 use std::collections::{BTreeMap, BTreeSet};
+use std::path::Path;
 
 /// The three workloads of the figures: a boot from the disk, a task that only computes, and a user at a screen.
 pub const WORKLOADS: [&str; 3] = ["boot", "document", "desktop"];
@@ -317,11 +318,14 @@ impl Cases {
         (key.workload, piece_kib, faster, learnt)
     }
 
-    /// Reads the recorded runs and prepares what the swarms need.
-    pub fn read<'a>(keys: impl IntoIterator<Item = &'a Key>) -> anyhow::Result<Cases> {
+    /// Reads the recorded runs of a folder and prepares what the swarms need.
+    pub fn read<'a>(
+        folder: &Path,
+        keys: impl IntoIterator<Item = &'a Key>,
+    ) -> anyhow::Result<Cases> {
         let mut workloads: Vec<Workload> = Vec::new();
         for name in WORKLOADS {
-            let workload = traces::read(&traces::folder().join(name))?;
+            let workload = traces::read(&folder.join(name))?;
             anyhow::ensure!(workload.traces.len() > LEARNT, "{name} has too few runs");
             workloads.push(workload);
         }
