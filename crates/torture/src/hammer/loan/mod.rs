@@ -156,9 +156,7 @@ struct Storm {
 impl Storm {
     fn rages(&mut self, seed: u64, until: Duration, kills: u64) -> anyhow::Result<()> {
         let began = Instant::now();
-        self.site
-            .gets_on(self.at, STEPS_FIRST)
-            .context("it boots")?;
+        self.at = self.site.gets_on(STEPS_FIRST).context("it boots")?;
         let ways = Instant::now();
         for _ in 0..self.way_s.len() {
             self.goes_calmly()?;
@@ -204,10 +202,10 @@ impl Storm {
         let went = self.site.sets_out(from).join();
         went.map_err(|_| anyhow::anyhow!("the thread of a way died"))??;
         self.way_s[from] = began.elapsed().as_secs_f64();
-        self.at = self.site.settles()?;
+        self.at = self.site.gets_on(STEPS_FOR_ALL)?;
         anyhow::ensure!(self.at != from, "it was said to go, and is where it was");
         self.ways.made[from] += 1;
-        self.site.gets_on(self.at, STEPS_FOR_ALL)
+        Ok(())
     }
 
     /// Has the machine set out for the other host, hits, and has it verify everything wherever it is then.
@@ -236,8 +234,7 @@ impl Storm {
             Ok(()) => self.ways.made[from] += 1,
             Err(_) => self.ways.disturbed += 1,
         }
-        self.at = self.site.settles()?;
-        self.site.gets_on(self.at, STEPS_FOR_ALL)?;
+        self.at = self.site.gets_on(STEPS_FOR_ALL)?;
         let stood = self.site.heard(|heard| heard.take_stood());
         self.ways.struck.push(Struck {
             hits,

@@ -167,10 +167,10 @@ impl Site {
     }
 
     /// Waits until the machine runs on one host, and the other one has nothing of it, or knows that it has lent it. Returns the one.
-    pub fn settles(&self) -> anyhow::Result<usize> {
+    fn settles(&self) -> anyhow::Result<usize> {
         let until = Instant::now() + STEP_MAX;
         loop {
-            let both = [DEVICE, CLOUD].map(|number| self.machine(number));
+            let both = self.both();
             match runs_on(&both) {
                 Some(host) => return Ok(host),
                 None => ensure!(
@@ -189,13 +189,12 @@ impl Site {
         Ok(all.find(|machine| machine.name == MACHINE))
     }
 
-    /// Waits until the machine has made so many steps on this host from now on.
-    pub fn gets_on(&self, host: usize, steps: u64) -> anyhow::Result<()> {
-        let wanted = self.heard(|heard| {
-            heard.runs_on(host);
-            heard.steps_on(host) + steps
-        });
+    /// Waits until the machine has settled and made so many steps where it is. Returns that host. A recall that was interrupted may go on once
+    /// both nodes are there again: it is followed then.
+    pub fn gets_on(&self, steps: u64) -> anyhow::Result<usize> {
         let until = Instant::now() + STEP_MAX;
+        let mut host = self.settles()?;
+        let mut wanted = self.wants(host, steps);
         while self.heard(|heard| heard.steps_on(host)) < wanted {
             ensure!(
                 Instant::now() < until,
@@ -203,8 +202,29 @@ impl Site {
                 host_name(host)
             );
             std::thread::sleep(LOOK_EVERY);
+            if self.is_elsewhere(host) {
+                host = self.settles()?;
+                wanted = self.wants(host, steps);
+            }
         }
-        Ok(())
+        Ok(host)
+    }
+
+    /// Returns how many steps will have been heard of a host once the machine, which has settled there, has made so many more.
+    fn wants(&self, host: usize, steps: u64) -> u64 {
+        self.heard(|heard| {
+            heard.runs_on(host);
+            heard.steps_on(host) + steps
+        })
+    }
+
+    /// Whether the machine has settled on the other host.
+    fn is_elsewhere(&self, host: usize) -> bool {
+        runs_on(&self.both()).is_some_and(|other| other != host)
+    }
+
+    fn both(&self) -> [anyhow::Result<Option<MachineInfo>>; 2] {
+        [DEVICE, CLOUD].map(|number| self.machine(number))
     }
 }
 
